@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+# `Bps` is bytes a second; in lower case it would be bits.
+# ruff: noqa: N815
+"""What a board file and a SoC file may say.
+
+One class per TOML table.  Tables are strict: an unknown key or a value of another type is an
+error.  A plain number is *declared* by the `source` of its table; a `Figure` says for itself
+whether it was measured, declared or computed (theoretical).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    PrivateAttr,
+    StringConstraints,
+    WithJsonSchema,
+    computed_field,
+    model_validator,
+)
+from pydantic.json_schema import JsonSchemaValue
+from pydantic_core import CoreSchema
+
+from colibri.errors import BoardError, UnitError
+from colibri.units import PERCENT_PATTERN, SIZE_MAX, SIZE_PATTERN, parse_percent, parse_size
+
+SCHEMA_VERSION = 1
+FIGURE_MAX = 1e15
+
+Isa = Literal[
+    "armv6-m", "armv7-m", "armv7e-m", "armv8-m.base", "armv8-m.main", "armv8.1-m.main",
+    "armv7-a", "armv8-a", "armv8.2-a", "armv9-a", "rv32imac", "rv32imafc", "rv32gc",
+    "rv64imac", "rv64gc", "rv64gcv", "x86-64",
+]  # fmt: skip
+Feature = Literal[
+    "fpu", "fpu-dp", "dsp", "mve", "mve-fp", "neon", "dotprod", "fp16", "i8mm", "bf16", "sve",
+    "rvv", "lse", "crc", "crypto", "npu", "trustzone",
+]  # fmt: skip
+RegionKind = Literal["sram", "tcm", "dram", "psram", "nor", "mram", "rom"]
+StorageKind = Literal["sd", "emmc", "nvme", "nor", "mram", "semihost"]
+Access = Literal["r", "rw", "rx", "rwx"]
+FigureClass = Literal["measured", "declared", "theoretical"]
+Target = Literal["cortex-m33", "cortex-m55", "aarch64", "riscv64", "aarch64-linux-musl"]
+
+
+def _number(value: object) -> int | float:
+    """A finite number above zero; a bool is not a number."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise UnitError("not a number", hint="write one, for example 37_500_000")
+    if isinstance(value, float) and not math.isfinite(value):
+        raise UnitError(f"{value} is not a number", hint="write a finite number above 0")
+    if not 0 < value <= FIGURE_MAX:
+        raise UnitError("out of range", hint=f"write a number above 0, at most {FIGURE_MAX:g}")
+    return value
+
+
+def _power_of_two(value: int) -> int:
+    if value < 1 or value & (value - 1):
+        raise UnitError(f"{value} is not a power of two", hint="write for example 32 or 64")
+    return value
+
+
+_SIZE_SCHEMA = {
+    "anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": SIZE_MAX},
+        {"type": "string", "pattern": SIZE_PATTERN},
+    ],
+    "description": "bytes as an integer, or a string with KiB, MiB or GiB",
+}
+Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)]
+Address = Annotated[int, Field(ge=0, le=SIZE_MAX)]
+Number = Annotated[
+    float, PlainValidator(_number), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
+]
+# No control characters: what a file says is printed on terminals.
+Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=400)]
+Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=32)]
+Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
+
+
+class _Table(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class Figure(_Table):
+    """A number with its provenance."""
+
+    value: Number
+    cls: FigureClass
+    source: Text
+
+    def __float__(self) -> float:
+        return float(self.value)
+
+
+class Core(_Table):
+    """A cluster of identical cores."""
+
+    id: Id
+    isa: Isa
+    cpu: Word = Field(description="core name as compilers spell it, for example cortex-m33")
+    features: list[Feature] = []
+    count: int = Field(ge=1, le=1024)
+    freq_hz: int = Field(ge=1, le=100_000_000_000)
+    l1d_bytes: Size = Field(
+        default=0, description="L1 data cache of one core; 0: none, or not known"
+    )
+    l2_bytes: Size = Field(default=0, description="L2 that one core can use; 0: none, or not known")
+    l3_bytes: Size = Field(default=0, description="cache behind L2, shared; 0: none, or not known")
+    line_bytes: Annotated[Size, AfterValidator(_power_of_two)] = Field(
+        description="cache line, or the bus width where there is no cache; a power of two"
+    )
+    source: Text
+
+
+class Reserved(_Table):
+    """A part of a region that programs may not use, and why."""
+
+    offset: Size
+    size: Size
+    reason: Text
+    source: Text | None = None
+
+
+class Perf(_Table):
+    """Speed of a region.  Time for `n` bytes: lines · latency_ns + n / read_Bps."""
+
+    read_Bps: Figure | None = Field(default=None, description="sequential read, bytes a second")
+    write_Bps: Figure | None = Field(default=None, description="sequential write, bytes a second")
+    latency_ns: Figure | None = Field(
+        default=None, description="fixed cost of a line, transfer excluded"
+    )
+    line_bytes: Figure | None = Field(default=None, description="bytes fetched by one miss")
+
+
+class Region(_Table):
+    """One physical memory; `aliases` are further addresses of the same bytes."""
+
+    name: Name
+    kind: RegionKind
+    base: Address
+    size: Size
+    access: Access
+    aliases: list[Address] = []
+    reserved: list[Reserved] = []
+    rank: int = Field(ge=0, le=100, description="speed rank, 0 is the fastest")
+    perf: Perf = Perf()
+    source: Text = Field(description="who declares base, size and access")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def usable(self) -> int:
+        """Size minus the reserved parts."""
+        return self.size - sum(part.size for part in self.reserved)
+
+    @property
+    def end(self) -> int:
+        """First address behind the region."""
+        return self.base + self.size
+
+    @property
+    def writable(self) -> bool:
+        """Whether buffers can live here."""
+        return "w" in self.access and self.kind not in ("nor", "rom", "mram")
+
+
+class CurvePoint(_Table):
+    """Read speed at one block size."""
+
+    block_bytes: Size
+    read_Bps: Number
+    cls: FigureClass
+    source: Text
+
+
+class Storage(_Table):
+    """Where an image can be read from; `xip` storage is also a memory region."""
+
+    name: Name
+    kind: StorageKind
+    xip: bool = False
+    region: Name | None = Field(
+        default=None, description="the region of xip storage; its name if absent"
+    )
+    points: list[CurvePoint] = Field(min_length=1, description="by rising block size")
+    latency_us: Figure | None = Field(default=None, description="fixed cost of one read")
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """Read bandwidth over block size: (block_bytes, bytes a second)."""
+        return [(point.block_bytes, point.read_Bps) for point in self.points]
+
+
+class Firmware(_Table):
+    """How programs are built and placed; which keys apply depends on the board's `os`."""
+
+    target: Target
+    # os = "none"
+    code_region: str = Field(default="", description="region that holds code and constants")
+    code_offset: Size = Field(
+        default=0, description="first byte of code, from the start of code_region"
+    )
+    data_region: str = Field(default="", description="region of static data and the stack")
+    model_region: str = Field(default="", description="region that holds the image")
+    stack_bytes: Size = 0
+    reserve_bytes: Size = Field(default=0, description="static data of the runner: mailbox, logits")
+    qemu_machine: Word | None = None
+    unicorn_cpu: Word | None = None
+    # os = "linux"
+    os_reserve_bytes: Size = Field(default=0, description="RAM that the system keeps for itself")
+    os_reserve_reason: str = ""
+    os_reserve_cls: FigureClass = "declared"
+    os_reserve_source: str = ""
+
+    @computed_field  # type: ignore[prop-decorator]
+    @property
+    def profile(self) -> Literal["small", "wide"]:
+        """Kernel profile of the planner: small on Cortex-M, wide elsewhere."""
+        return "small" if self.target.startswith("cortex-m") else "wide"
+
+
+class Limit(_Table):
+    """A budget: a size, or a percentage of what there is."""
+
+    size: int | None = None
+    percent: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_scalar(cls, value: Any) -> Any:
+        if isinstance(value, str) and value.endswith("%"):
+            return {"percent": parse_percent(value)}
+        if isinstance(value, dict):
+            raise UnitError("a limit is a size or a percentage", hint="write '64 KiB' or '90 %'")
+        return {"size": parse_size(value)}
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> JsonSchemaValue:
+        percent = {"type": "string", "pattern": PERCENT_PATTERN}
+        return {"anyOf": [*_SIZE_SCHEMA["anyOf"], percent]}
+
+    def of(self, capacity: int) -> int:
+        """The limit in bytes for something that holds `capacity` bytes."""
+        if self.size is not None:
+            return self.size
+        assert self.percent is not None
+        return int(capacity * self.percent / 100)
+
+
+class RegionBudget(_Table):
+    """Budget of one region: `warn` is reported, `limit` fails."""
+
+    warn: Limit | None = None
+    limit: Limit | None = None
+
+
+class Budgets(_Table):
+    """Limits that `colibri size` holds a firmware to."""
+
+    regions: dict[Name, RegionBudget] = {}
+    image_bytes: Size | None = None
+    stack_bytes: Size | None = None
+    code_bytes: Size | None = None
+
+
+class Soc(_Table):
+    """A chip: its cores and its on-chip regions."""
+
+    schema_version: Literal[1]
+    id: Id
+    name: Text
+    vendor: Text
+    cores: list[Core] = Field(min_length=1)
+    regions: list[Region] = []
+
+
+class Board(_Table):
+    """A board, its SoC merged in."""
+
+    schema_version: Literal[1]
+    id: Id
+    name: Text
+    vendor: Text
+    os: Literal["linux", "none"]
+    soc: Text | None = Field(
+        default=None, description="SoC id, or a TOML file beside the board file"
+    )
+    cores: list[Core] = Field(min_length=1)
+    regions: list[Region] = Field(min_length=1)
+    storage: list[Storage] = []
+    firmware: Firmware
+    budgets: Budgets = Budgets()
+
+    _warnings: tuple[str, ...] = PrivateAttr(())
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What looks unlikely but is not an error, for example a 512 MiB SRAM."""
+        return self._warnings
+
+    def region(self, name: str) -> Region:
+        """The region called `name`."""
+        for region in self.regions:
+            if region.name == name:
+                return region
+        known = ", ".join(region.name for region in self.regions)
+        raise BoardError(f"board {self.id} has no region '{name}'", hint=f"it has {known}")

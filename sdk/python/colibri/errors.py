@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one exception tree of Colibri SDK.
+
+Everything that the package raises on purpose is a `ColibriError`.  A message says what was
+wrong, where (file, field) and which value would work; `exit_code` is what a command returns.
+
+    ColibriError
+    ├── UnitError          a size such as "64 KB"
+    ├── BoardError         a board or SoC file
+    ├── CheckpointError    a Hugging Face checkpoint
+    ├── PackError          packing a checkpoint into an image
+    ├── ImageError         a packed image
+    ├── TokenizerError     text to tokens and back
+    ├── EngineError        the runtime while it runs
+    ├── PlanError          a memory plan
+    │   └── DoesNotFitError    (exit code 1)
+    ├── BuildError         cross-compiling firmware
+    ├── EmulateError       the twin or a CPU machine
+    └── SizeError          an ELF and its verdict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+EXIT_OK = 0
+EXIT_DOES_NOT_FIT = 1
+EXIT_BAD_INPUT = 2
+
+
+@dataclass(frozen=True)
+class RuntimeStatus:
+    """What the C library reported: its status and the numbers of `colibri_error`."""
+
+    code: int
+    where: int
+    have: int
+    need: int
+
+
+class ColibriError(Exception):
+    """Base of every error of the package.
+
+    Parameters
+    ----------
+    what : str
+        What was wrong.
+    file, field : optional
+        Where it was found.
+    hint : str, optional
+        The value or the step that would work.
+    """
+
+    exit_code: ClassVar[int] = EXIT_BAD_INPUT
+    #: Set when the C library refused something.
+    status: RuntimeStatus | None = None
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        file: str | Path | None = None,
+        field: str | None = None,
+        hint: str | None = None,
+    ) -> None:
+        self.what = what
+        self.file = str(file) if file is not None else None
+        self.field = field
+        self.hint = hint
+        where = "".join(f"{part}: " for part in (self.file, field) if part)
+        super().__init__(f"{where}{what}" + (f"; {hint}" if hint else ""))
+
+
+class UnitError(ColibriError, ValueError):
+    """A size or a percentage that is not written in a way with one meaning."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One thing wrong with a board file: the file, the place in it, and what would work."""
+
+    file: str
+    where: str
+    message: str
+
+    def __str__(self) -> str:
+        return ": ".join(part for part in (self.file, self.where, self.message) if part)
+
+
+class BoardError(ColibriError):
+    """A board that is unknown, or a board file with one or more problems."""
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        file: str | Path | None = None,
+        field: str | None = None,
+        hint: str | None = None,
+        problems: Sequence[Problem] = (),
+    ) -> None:
+        super().__init__(what, file=file, field=field, hint=hint)
+        self.problems = tuple(problems)
+
+    @classmethod
+    def from_problems(cls, problems: Sequence[Problem]) -> BoardError:
+        """One error that carries, and prints, every problem."""
+        if len(problems) == 1:
+            (only,) = problems
+            return cls(only.message, file=only.file, field=only.where or None, problems=problems)
+        lines = "".join(f"\n  {problem}" for problem in problems)
+        return cls(f"{len(problems)} problems:{lines}", problems=problems)
+
+
+class CheckpointError(ColibriError):
+    """A checkpoint that is incomplete, contradictory or of an unknown architecture."""
+
+
+class PackError(ColibriError):
+    """An image that cannot be written as asked: recipe, layout, weights out of range, file."""
+
+
+class ImageError(ColibriError):
+    """An image that is refused by the validator."""
+
+
+class TokenizerError(ColibriError):
+    """Text that cannot be tokenized, or an image without a tokenizer."""
+
+
+class EngineError(ColibriError):
+    """A runtime call that failed."""
+
+
+class PlanError(ColibriError):
+    """A plan that cannot be computed from what was given."""
+
+
+class DoesNotFitError(PlanError):
+    """A model that does not fit the memory it was given."""
+
+    exit_code: ClassVar[int] = EXIT_DOES_NOT_FIT
+
+
+class BuildError(ColibriError):
+    """Firmware that cannot be built."""
+
+
+class EmulateError(ColibriError):
+    """An emulation that cannot be run, or that stopped with a fault."""
+
+
+class SizeError(ColibriError):
+    """An ELF that cannot be judged."""
