@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* From image + limits + regions to an exact placement. A pure function: host and device agree. */
+#ifndef COLIBRI_PLAN_H
+#define COLIBRI_PLAN_H
+
+#include "colibri/image.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define COLIBRI_MAX_REGIONS 8u
+#define COLIBRI_MAX_BUFFERS 24u
+#define COLIBRI_MAX_WORKERS 64u
+#define COLIBRI_MAX_BATCH 4096u
+
+/* Kernel profile: alignment of buffers. Fixed by the target, never by the machine that plans. */
+enum { COLIBRI_PROFILE_SMALL = 1, /* 16 bytes: Cortex-M, RV32 */
+       COLIBRI_PROFILE_WIDE = 2 };/* 64 bytes: everything with wide vectors or cache lines */
+
+/* MAPPED: weights are used where the storage maps them and cost no arena.
+ * LOADED: the plan has a buffer for the whole image and init reads it. */
+enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2 };
+
+typedef struct colibri_limits {
+    uint32_t struct_bytes;
+    uint32_t sequences; /* independent contexts, from 1. Cost: KV cache each */
+    uint32_t context;   /* tokens per sequence; 0: the model's own. Cost: KV cache, scores */
+    uint32_t batch;     /* tokens per step, 1 .. 4096; 0: 16. Cost: activations */
+    uint32_t workers;   /* as the pool's; 0: 1. Cost: one row of scores each */
+    uint32_t kv;        /* COLIBRI_F32 (0 too), _F16, _Q8 */
+    uint32_t profile;   /* COLIBRI_PROFILE_*; 0: WIDE */
+    uint32_t weights;   /* COLIBRI_WEIGHTS_*; 0: MAPPED */
+} colibri_limits;
+
+typedef struct colibri_region {
+    const char *name; /* for reports; the runtime does not read it */
+    void *base;       /* aligned to the profile; colibri_plan ignores it */
+    uint64_t size;
+    uint32_t rank;    /* 0 is the fastest */
+    uint32_t reserved;
+} colibri_region;
+
+typedef struct colibri_buffer {
+    uint32_t kind;    /* colibri_buffer_name tells */
+    uint32_t region;  /* index */
+    uint64_t offset;
+    uint64_t bytes;   /* rounded up to the profile's alignment */
+    uint64_t touched; /* bytes read or written per decoded token at full context: why it lies where it does */
+} colibri_buffer;
+
+typedef struct colibri_plan_result {
+    uint32_t struct_bytes;
+    uint32_t alignment;
+    uint32_t buffer_count;
+    uint32_t region_count;
+    uint64_t total_bytes; /* sum over buffers; logits are the caller's and not counted */
+    uint64_t used[COLIBRI_MAX_REGIONS];
+    colibri_buffer buffers[COLIBRI_MAX_BUFFERS];
+    colibri_limits limits; /* effective: zeros replaced */
+} colibri_plan_result;
+
+/* Places buffers by bytes touched per byte of size: fast memory first.
+ * MEMORY when they do not fit: where = the region to enlarge, have = its size, need = a size that
+ * works; plan then holds sizes (total_bytes, buffers[].bytes) and no placement. */
+colibri_status colibri_plan(const colibri_image *image, const colibri_limits *limits,
+                            const colibri_region *regions, uint32_t region_count,
+                            colibri_plan_result *plan, colibri_error *error);
+
+/* Longest context that fits with these limits, 0 when none does. limits->context is ignored. */
+uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limits *limits,
+                                  const colibri_region *regions, uint32_t region_count);
+
+/* "kv_cache", "scores", ... and one line on what it holds; "?" for unknown kinds. */
+const char *colibri_buffer_name(uint32_t kind);
+const char *colibri_buffer_purpose(uint32_t kind);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

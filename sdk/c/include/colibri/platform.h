@@ -1,0 +1,80 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the runtime needs from the board. Structs of functions with a context; the first member is
+ * the struct's size, so that they can grow. Nothing here is called from an interrupt. */
+#ifndef COLIBRI_PLATFORM_H
+#define COLIBRI_PLATFORM_H
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Where the image lives. At least one of map and read must be given.
+ *
+ * file: 0 is the image itself, n the n-th companion file of a sharded or hybrid image.
+ * map:  address of bytes that stay readable and unchanged while the image is in use, or NULL when
+ *       that range cannot be mapped. Must be 8-byte aligned when offset is.
+ * read: copies exactly `bytes` bytes and returns 0, or returns non-zero and promises nothing about
+ *       the destination. A short read is a failed read. May block, may sleep. */
+typedef struct colibri_storage {
+    uint32_t struct_bytes;
+    uint32_t reserved;
+    void *context;
+    uint64_t bytes; /* size of file 0 */
+    const void *(*map)(void *context, uint32_t file, uint64_t offset, uint64_t bytes);
+    int (*read)(void *context, uint32_t file, uint64_t offset, void *destination, uint64_t bytes);
+} colibri_storage;
+
+/* Workers. run(context, n, fn, arg) equals
+ *     for (uint32_t item = 0; item < n; item++) fn(arg, item, worker);
+ * in any order, on any worker in [0, workers), each worker one item at a time; it returns when all
+ * items are done. Results never depend on the schedule. A NULL pool means the caller does it. */
+typedef void (*colibri_task)(void *arg, uint32_t item, uint32_t worker);
+typedef struct colibri_pool {
+    uint32_t struct_bytes;
+    uint32_t workers;
+    void *context;
+    void (*run)(void *context, uint32_t n, colibri_task fn, void *arg);
+} colibri_pool;
+
+/* Numeric events of the forward pass, from the thread that called colibri_infer. The emulator's
+ * clock, the expert statistics and a logic analyser on a pin all read these. */
+typedef enum colibri_event_kind {
+    COLIBRI_EVENT_STEP = 1,   /* start of a step; count: tokens */
+    COLIBRI_EVENT_LAYER = 2,  /* start of a layer */
+    COLIBRI_EVENT_MATMUL = 3, /* index: role; bytes: weight bytes read; work: multiply-adds */
+    COLIBRI_EVENT_ATTEND = 4, /* bytes: KV cache bytes read and written; work: multiply-adds */
+    COLIBRI_EVENT_EXPERT = 5, /* index: expert; count: tokens; bytes, work: as MATMUL, all matrices */
+    COLIBRI_EVENT_ROUTE = 6,  /* index: expert; count: rank << 16 | token of the step; bytes: bits of the weight */
+    COLIBRI_EVENT_VECTOR = 7, /* element-wise work; bytes: activations touched */
+    COLIBRI_EVENT_READ = 8    /* storage read; bytes */
+} colibri_event_kind;
+
+typedef struct colibri_event {
+    uint32_t kind;
+    uint32_t layer;
+    uint32_t index;
+    uint32_t count;
+    uint64_t bytes;
+    uint64_t work;
+} colibri_event;
+
+typedef struct colibri_kernels colibri_kernels; /* kernels.h */
+
+/* Everything optional: zero it, set struct_bytes. */
+typedef struct colibri_platform {
+    uint32_t struct_bytes;
+    uint32_t reserved;
+    const colibri_pool *pool;       /* NULL: the calling thread does all work */
+    const colibri_kernels *kernels; /* NULL: the reference kernels */
+    void (*yield)(void *context);   /* between pool runs: feed a watchdog, let others run */
+    void *yield_context;
+    void (*trace)(void *context, const colibri_event *event); /* free when NULL */
+    void *trace_context;
+} colibri_platform;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

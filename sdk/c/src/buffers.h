@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Every buffer that a plan can have. The order breaks ties of placement. */
+#ifndef COLIBRI_BUFFERS_H
+#define COLIBRI_BUFFERS_H
+
+enum {
+    COLIBRI_BUFFER_STATE,         /* u32: length and saved length of each sequence */
+    COLIBRI_BUFFER_STEP,          /* u32 position, u32 sequence, u16 wanted of each token of a step */
+    COLIBRI_BUFFER_ROPE,          /* cos, sin of each token */
+    COLIBRI_BUFFER_HIDDEN,        /* residual stream */
+    COLIBRI_BUFFER_NORMED,        /* a block's input, then its output */
+    COLIBRI_BUFFER_WORK,          /* queries, attention output; shared or dense FFN output */
+    COLIBRI_BUFFER_KEY_VALUE,     /* keys and values before they enter the cache */
+    COLIBRI_BUFFER_CODES,         /* int8 activations */
+    COLIBRI_BUFFER_CODE_SCALES,
+    COLIBRI_BUFFER_SCORES,        /* one row of attention scores a worker */
+    COLIBRI_BUFFER_ROUTER,        /* router scores */
+    COLIBRI_BUFFER_ROUTES,        /* f32 weight, u16 expert of each token's choices */
+    COLIBRI_BUFFER_DISPATCH,      /* u16 token, slot, start, active: tokens packed by expert */
+    COLIBRI_BUFFER_FFN_GATE,      /* intermediate activations */
+    COLIBRI_BUFFER_FFN_UP,
+    COLIBRI_BUFFER_FFN_CODES,     /* the same as int8 */
+    COLIBRI_BUFFER_FFN_SCALES,
+    COLIBRI_BUFFER_EXPERT_OUT,    /* one row for each choice of each token */
+    COLIBRI_BUFFER_KV,            /* keys and values of every position */
+    COLIBRI_BUFFER_WEIGHTS,       /* the image, when it is loaded and not mapped */
+    COLIBRI_BUFFER_COUNT
+};
+
+#endif

@@ -1,0 +1,269 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The forward pass. Read this file first: init carves memory, infer cuts a batch into steps, step runs
+ * embedding -> layers (attention.c, dispatch.c or ffn.c) -> norm -> logits. */
+#include <string.h>
+
+#include "engine_state.h"
+#include "float_math.h"
+#include "size.h"
+#include "step_tokens.h"
+
+_Static_assert(sizeof(struct engine) <= sizeof(colibri_engine), "the handle must hold the engine");
+
+/* Nearest rounding, and subnormals kept: what docs/numerics.md is written for. */
+static bool fp_environment_ok(void)
+{
+    volatile float tiny = 0x1p-126f, one = 1.0f, ulp = 0x1p-24f;
+    volatile float half = tiny * 0.5f, tie = one + ulp, above = one + 1.5f * ulp;
+    return half > 0.0f && tie == one && above > one && -one - ulp == -one;
+}
+
+static colibri_status load_weights(struct engine *e, colibri_error *error)
+{
+    const colibri_image *image = e->image;
+    const colibri_storage *s = image->storage;
+    if (e->limits.weights == COLIBRI_WEIGHTS_LOADED) {
+        uint8_t *weights = e->buffers[COLIBRI_BUFFER_WEIGHTS];
+        const void *source = s->map != NULL ? s->map(s->context, 0, 0, image->bytes) : NULL;
+        if (source != NULL)
+            memcpy(weights, source, (size_t)image->bytes);
+        else if (s->read == NULL || s->read(s->context, 0, 0, weights, image->bytes) != 0)
+            return colibri_fail(error, COLIBRI_ERR_STORAGE, 0, 0, image->bytes);
+        e->weights = weights;
+        colibri_trace(e, COLIBRI_EVENT_READ, 0, 0, 1, image->bytes, 0);
+        return COLIBRI_OK;
+    }
+    if (image->bytes > SIZE_MAX)
+        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 7, image->bytes, SIZE_MAX);
+    e->weights = s->map != NULL ? s->map(s->context, 0, 0, image->bytes) : NULL;
+    if (e->weights == NULL)
+        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 7, COLIBRI_WEIGHTS_MAPPED,
+                            COLIBRI_WEIGHTS_LOADED);
+    if (((uintptr_t)e->weights & 7u) != 0)
+        return colibri_fail(error, COLIBRI_ERR_ALIGNMENT, COLIBRI_MAX_REGIONS, 0, 8);
+    return COLIBRI_OK;
+}
+
+static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
+                            const colibri_region *regions, colibri_error *error)
+{
+    for (uint32_t r = 0; r < plan->region_count; r++) {
+        if (plan->used[r] != 0 && (regions[r].base == NULL ||
+                                   ((uintptr_t)regions[r].base & (plan->alignment - 1u)) != 0))
+            return colibri_fail(error, COLIBRI_ERR_ALIGNMENT, r,
+                                (uintptr_t)regions[r].base & (plan->alignment - 1u), plan->alignment);
+        e->used[r] = plan->used[r];
+    }
+    for (uint32_t i = 0; i < plan->buffer_count; i++) {
+        const colibri_buffer *b = &plan->buffers[i];
+        e->buffers[b->kind] = (uint8_t *)regions[b->region].base + (size_t)b->offset;
+    }
+    e->region_count = plan->region_count;
+    e->limits = plan->limits;
+    return COLIBRI_OK;
+}
+
+colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
+                            const colibri_limits *limits, const colibri_region *regions,
+                            uint32_t region_count, const colibri_platform *platform,
+                            colibri_error *error)
+{
+    colibri_plan_result plan;
+    if (handle == NULL)
+        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
+    memset(handle, 0, sizeof *handle); /* a failed init leaves a handle that every call refuses */
+    colibri_status status = colibri_plan(image, limits, regions, region_count, &plan, error);
+    if (status != COLIBRI_OK)
+        return status;
+    if (!fp_environment_ok())
+        return colibri_fail(error, COLIBRI_ERR_FP_ENV, 0, 0, 0);
+    struct engine *e = colibri_engine_of(handle), made = {.image = image};
+    if (platform != NULL)
+        memcpy(&made.platform, platform, platform->struct_bytes < sizeof made.platform
+                                             ? platform->struct_bytes : sizeof made.platform);
+    const colibri_pool *pool = made.platform.pool;
+    if (pool != NULL && pool->workers > plan.limits.workers)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan.limits.workers, pool->workers);
+    made.kernels = made.platform.kernels != NULL ? made.platform.kernels : &colibri_kernels_ref;
+    status = carve(&made, &plan, regions, error);
+    if (status == COLIBRI_OK)
+        status = load_weights(&made, error);
+    if (status != COLIBRI_OK)
+        return status;
+    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, (size_t)made.limits.sequences * 8);
+    *e = made;
+    return COLIBRI_OK;
+}
+
+/* length[s], then saved[s] for taking a failed call back */
+static uint32_t *lengths(const struct engine *e)
+{
+    return (uint32_t *)(void *)e->buffers[COLIBRI_BUFFER_STATE];
+}
+
+struct step {
+    const struct engine *engine;
+    const uint32_t *tokens;
+    colibri_matrix embedding;
+};
+
+static void embed_token(void *arg, uint32_t token, uint32_t worker)
+{
+    const struct step *s = arg;
+    (void)worker;
+    colibri_row_values(&s->embedding, s->tokens[token],
+                       colibri_floats(s->engine, COLIBRI_BUFFER_HIDDEN) +
+                           (size_t)token * s->embedding.columns);
+}
+
+static colibri_status layer(const struct engine *e, uint32_t l, struct activations *normed)
+{
+    float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
+    colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
+    colibri_attention(e, l, normed);
+    colibri_norm(e, hidden, colibri_vector_of(e, l, COLIBRI_ROLE_FFN_NORM), normed);
+    if (colibri_image_ffn(e->image, l) == COLIBRI_FFN_MOE)
+        return colibri_experts(e, l, normed);
+#if COLIBRI_WITH_DENSE
+    float *out = colibri_floats(e, COLIBRI_BUFFER_WORK);
+    colibri_dense_ffn(e, l, normed, COLIBRI_ROLE_DENSE_GATE, e->image->config.dense_size, out);
+    colibri_add_rows(e, hidden, out, e->image->config.hidden);
+#endif
+    return COLIBRI_OK;
+}
+
+/* Logits of the wanted rows, in order. */
+static colibri_status project(const struct engine *e, uint32_t wanted, struct activations *normed,
+                              float *logits)
+{
+    const colibri_config *c = &e->image->config;
+    const float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
+    const float *weight = colibri_vector_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_OUTPUT_NORM);
+    for (uint32_t i = 0; i < wanted; i++)
+        e->kernels->rms_norm(hidden + (size_t)colibri_wanted(e)[i] * c->hidden, weight, c->hidden,
+                             c->norm_epsilon, normed->values + (size_t)i * c->hidden);
+    normed->rows = wanted;
+    normed->group = 0;
+    colibri_linear(e, COLIBRI_GLOBAL_LAYER, c->tied ? COLIBRI_ROLE_EMBEDDING : COLIBRI_ROLE_OUTPUT, 0,
+                   normed, logits, c->vocabulary);
+    for (uint32_t i = 0; i < wanted; i++)
+        for (uint32_t v = 0; v < c->vocabulary; v++)
+            if (!colibri_finite_bits(colibri_float_bits(logits[(size_t)i * c->vocabulary + v])))
+                return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, i, v, 0);
+    return COLIBRI_OK;
+}
+
+static colibri_status step(const struct engine *e, const uint32_t *tokens, uint32_t wanted, float *logits)
+{
+    const colibri_config *c = &e->image->config;
+    struct step s = {.engine = e, .tokens = tokens};
+    struct activations normed = {
+        .values = colibri_floats(e, COLIBRI_BUFFER_NORMED),
+        .columns = c->hidden,
+        .rows = e->tokens,
+        .codes = (int8_t *)e->buffers[COLIBRI_BUFFER_CODES],
+        .scales = colibri_floats(e, COLIBRI_BUFFER_CODE_SCALES),
+    };
+    colibri_status status = COLIBRI_OK;
+    colibri_trace(e, COLIBRI_EVENT_STEP, 0, 0, e->tokens, 0, 0);
+    (void)colibri_matrix_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_EMBEDDING, &s.embedding);
+    colibri_run(e, e->tokens, embed_token, &s);
+    if (c->rope_size != 0)
+        colibri_rope_table(e);
+    for (uint32_t l = 0; status == COLIBRI_OK && l < c->layers; l++)
+        status = layer(e, l, &normed);
+    if (status == COLIBRI_OK && wanted != 0)
+        status = project(e, wanted, &normed, logits);
+    return status;
+}
+
+static bool wants(const colibri_batch *b, uint32_t i)
+{
+    return b->want_logits != NULL ? b->want_logits[i] != 0 : i + 1 == b->count;
+}
+
+/* Every token of the batch must be in the vocabulary, in a sequence, and have a place in it. */
+static colibri_status check_batch(const struct engine *e, const colibri_batch *b)
+{
+    uint32_t *length = lengths(e);
+    uint64_t rows = 0, need;
+    for (uint32_t i = 0; i < b->count; i++) {
+        uint32_t s = b->sequences != NULL ? b->sequences[i] : 0;
+        if (b->tokens[i] >= e->image->config.vocabulary)
+            return colibri_fail(e->error, COLIBRI_ERR_TOKEN, i, b->tokens[i], e->image->config.vocabulary);
+        if (s >= e->limits.sequences)
+            return colibri_fail(e->error, COLIBRI_ERR_SEQUENCE, i, s, e->limits.sequences);
+        length[s]++;
+        rows += wants(b, i);
+    }
+    for (uint32_t s = 0; s < e->limits.sequences; s++)
+        if (length[s] > e->limits.context)
+            return colibri_fail(e->error, COLIBRI_ERR_CONTEXT, s, e->limits.context, length[s]);
+    if (!colibri_mul(rows, e->image->config.vocabulary, &need) || need > b->logits_floats ||
+        (need != 0 && b->logits == NULL))
+        return colibri_fail(e->error, COLIBRI_ERR_LOGITS, 0, b->logits_floats, need);
+    return COLIBRI_OK;
+}
+
+/* Sets up positions of the next tokens; returns how many of them want logits. */
+static uint32_t place_step(struct engine *e, const colibri_batch *b, uint32_t begin)
+{
+    uint32_t wanted = 0;
+    e->tokens = b->count - begin < e->limits.batch ? b->count - begin : e->limits.batch;
+    for (uint32_t t = 0; t < e->tokens; t++) {
+        uint32_t s = b->sequences != NULL ? b->sequences[begin + t] : 0;
+        colibri_sequences(e)[t] = s;
+        colibri_positions(e)[t] = lengths(e)[s]++;
+        if (wants(b, begin + t))
+            colibri_wanted(e)[wanted++] = (uint16_t)t;
+    }
+    return wanted;
+}
+
+colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch, colibri_error *error)
+{
+    struct engine *e = colibri_engine_of(handle);
+    if (e == NULL || e->image == NULL)
+        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
+    if (batch == NULL || batch->count == 0 || batch->tokens == NULL)
+        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, 0, 1);
+    uint32_t *length = lengths(e), *saved = length + e->limits.sequences;
+    size_t state = (size_t)e->limits.sequences * sizeof *length;
+    float *logits = batch->logits;
+    e->error = error;
+    memcpy(saved, length, state);
+    colibri_status status = check_batch(e, batch);
+    memcpy(length, saved, state);
+    for (uint32_t begin = 0; status == COLIBRI_OK && begin < batch->count; begin += e->tokens) {
+        uint32_t wanted = place_step(e, batch, begin);
+        status = step(e, batch->tokens + begin, wanted, logits);
+        logits = wanted != 0 ? logits + (size_t)wanted * e->image->config.vocabulary : logits;
+    }
+    if (status != COLIBRI_OK)
+        memcpy(length, saved, state);
+    e->error = NULL;
+    return status;
+}
+
+colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
+{
+    struct engine *e = colibri_engine_of(handle);
+    if (e == NULL || e->image == NULL)
+        return COLIBRI_ERR_ARGUMENT;
+    if (sequence >= e->limits.sequences)
+        return COLIBRI_ERR_SEQUENCE;
+    lengths(e)[sequence] = 0;
+    return COLIBRI_OK;
+}
+
+uint32_t colibri_length(const colibri_engine *handle, uint32_t sequence)
+{
+    const struct engine *e = (const struct engine *)(const void *)handle;
+    return e != NULL && e->image != NULL && sequence < e->limits.sequences ? lengths(e)[sequence] : 0;
+}
+
+uint64_t colibri_high_water(const colibri_engine *handle, uint32_t region)
+{
+    const struct engine *e = (const struct engine *)(const void *)handle;
+    return e != NULL && region < e->region_count ? e->used[region] : 0;
+}

@@ -1,0 +1,81 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What a colibri_engine holds. Pointers live here, in the caller's handle; the arena has none. */
+#ifndef COLIBRI_ENGINE_STATE_H
+#define COLIBRI_ENGINE_STATE_H
+
+#include "buffers.h"
+#include "colibri/engine.h"
+#include "colibri/kernels.h"
+#include "fail.h"
+#include "tensor.h"
+
+struct engine {
+    const colibri_image *image;
+    const colibri_kernels *kernels;
+    colibri_platform platform;
+    colibri_limits limits;
+    const uint8_t *weights; /* byte 0 of the image */
+    uint8_t *buffers[COLIBRI_BUFFER_COUNT];
+    uint64_t used[COLIBRI_MAX_REGIONS];
+    uint32_t region_count;
+    uint32_t tokens;        /* of the current step */
+    colibri_error *error;   /* of the current call */
+};
+
+/* Rows of activations, and whether their int8 form is at hand. */
+struct activations {
+    float *values;
+    uint32_t columns;       /* also the stride of values */
+    uint32_t rows;
+    int8_t *codes;
+    float *scales;
+    uint32_t group;         /* of codes; 0: none made yet */
+};
+
+static inline struct engine *colibri_engine_of(colibri_engine *handle)
+{
+    return (struct engine *)(void *)handle;
+}
+
+static inline float *colibri_floats(const struct engine *e, uint32_t buffer)
+{
+    return (float *)(void *)e->buffers[buffer];
+}
+
+/* step.c: work over items, and the products every block is made of. */
+void colibri_run(const struct engine *e, uint32_t items, colibri_task fn, void *arg);
+void colibri_trace(const struct engine *e, uint32_t kind, uint32_t layer, uint32_t index, uint32_t count,
+                   uint64_t bytes, uint64_t work);
+
+/* False when the image has no such tensor. */
+bool colibri_matrix_of(const struct engine *e, uint32_t layer, uint32_t role, colibri_matrix *matrix);
+
+/* An f32 vector of the image, or NULL. */
+const float *colibri_vector_of(const struct engine *e, uint32_t layer, uint32_t role);
+
+void colibri_quantize(const struct engine *e, struct activations *a, uint32_t group);
+void colibri_norm(const struct engine *e, const float *x, const float *weight, struct activations *out);
+
+/* out[row] = tensor x in[row] (+ bias), rows stride floats apart. bias_role 0: none. */
+void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
+                    struct activations *in, float *out, uint32_t stride);
+
+/* The parts of a product that linear and the dispatcher share: rows an item takes, the input side. */
+uint32_t colibri_chunk(const struct engine *e, uint32_t rows);
+void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const struct activations *in);
+void colibri_add_rows(const struct engine *e, float *x, const float *y, uint32_t columns);
+
+/* attention.c: hidden += attention(norm(hidden)) */
+void colibri_rope_table(const struct engine *e);
+void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+
+/* ffn.c: out = down(silu(gate(in)) * up(in)); the roles of gate, up and down follow each other. */
+void colibri_dense_ffn(const struct engine *e, uint32_t layer, struct activations *in,
+                       uint32_t gate_role, uint32_t size, float *out);
+struct activations colibri_ffn_inner(const struct engine *e, uint32_t rows, uint32_t columns);
+void colibri_silu_rows(const struct engine *e, struct activations *gate, const float *up);
+
+/* dispatch.c: hidden += experts(in); NONFINITE when a router score is. */
+colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in);
+
+#endif

@@ -1,0 +1,278 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Meaning of an image's fields: config ranges, every tensor of the right shape and place, expert records. */
+#include "image_rules.h"
+
+#include "bytes.h"
+#include "fail.h"
+#include "size.h"
+#include "tensor.h"
+
+#define WORD(field) (uint32_t)(offsetof(colibri_config, field) / 4)
+
+static bool within(uint32_t x, uint32_t low, uint32_t high)
+{
+    return x >= low && x <= high;
+}
+
+static bool finite(float x)
+{
+    return colibri_finite_bits(colibri_float_bits(x));
+}
+
+/* Index of the first word that is out of range, or UINT32_MAX. */
+static uint32_t bad_attention_word(const colibri_config *c)
+{
+    if (!within(c->vocabulary, 1, 1u << 24))
+        return WORD(vocabulary);
+    if (!within(c->hidden, 1, 65536))
+        return WORD(hidden);
+    if (!within(c->layers, 1, 1024))
+        return WORD(layers);
+    if (!within(c->context, 1, COLIBRI_MAX_POSITION))
+        return WORD(context);
+    if (!within(c->heads, 1, 1024))
+        return WORD(heads);
+    if (!within(c->kv_heads, 1, c->heads) || c->heads % c->kv_heads != 0)
+        return WORD(kv_heads);
+    if (!within(c->head_size, 2, 1024) || c->head_size % 2 != 0 || c->heads * c->head_size > 131072)
+        return WORD(head_size);
+    if (c->rope_size > c->head_size || c->rope_size % 2 != 0)
+        return WORD(rope_size);
+    if (c->rope_style > COLIBRI_ROPE_PAIRS)
+        return WORD(rope_style);
+    if (c->activation != COLIBRI_ACTIVATION_SILU)
+        return WORD(activation);
+    if (c->tied > 1)
+        return WORD(tied);
+    if (!finite(c->norm_epsilon) || !(c->norm_epsilon > 0.0f))
+        return WORD(norm_epsilon);
+    if (!finite(c->attention_scale))
+        return WORD(attention_scale);
+    return finite(c->rope_scale) ? UINT32_MAX : WORD(rope_scale);
+}
+
+static uint32_t bad_expert_word(const colibri_config *c, uint32_t moe_layers)
+{
+    bool none = moe_layers == 0;
+    if (c->router != (none ? 0u : COLIBRI_ROUTER_SOFTMAX_TOPK))
+        return WORD(router);
+    if (c->router_flags > (none ? 0u : COLIBRI_ROUTER_RENORMALISE))
+        return WORD(router_flags);
+    if (!(none ? c->experts == 0 : within(c->experts, 1, 4096)))
+        return WORD(experts);
+    if (!(none ? c->top_k == 0 : within(c->top_k, 1, c->experts < 64 ? c->experts : 64)))
+        return WORD(top_k);
+    if (!(none ? c->expert_size == 0 : within(c->expert_size, 1, 65536)))
+        return WORD(expert_size);
+    if (c->shared_size > (none ? 0u : 65536u))
+        return WORD(shared_size);
+    if (c->shared_flags > (c->shared_size == 0 ? 0u : COLIBRI_SHARED_SIGMOID))
+        return WORD(shared_flags);
+    if (!(moe_layers == c->layers ? c->dense_size == 0 : within(c->dense_size, 1, 65536)))
+        return WORD(dense_size);
+    return UINT32_MAX;
+}
+
+colibri_status colibri_check_config(const colibri_image *image, colibri_error *error)
+{
+    const colibri_config *c = &image->config;
+    uint32_t bad = bad_attention_word(c);
+    if (bad == UINT32_MAX)
+        bad = bad_expert_word(c, image->moe_layers);
+    for (uint32_t i = 0; bad == UINT32_MAX && i < sizeof c->reserved / 4; i++)
+        if (c->reserved[i] != 0)
+            bad = WORD(reserved) + i;
+    if (bad == UINT32_MAX)
+        return COLIBRI_OK;
+    return colibri_fail(error, COLIBRI_ERR_CONFIG, bad, ((const uint32_t *)(const void *)c)[bad], 0);
+}
+
+/* A dimension is a code for a number of the config. */
+enum dimension { ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE };
+enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4 };
+enum when { ALWAYS, UNTIED, ROTATED, DENSE_LAYER, MOE_LAYER, SHARED_LAYER, SHARED_GATED };
+
+static const struct rule {
+    uint8_t role, rows, columns, flags, when;
+} rules[] = {
+    /* ascending within the layer's and within the global part */
+    {COLIBRI_ROLE_ATTENTION_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
+    {COLIBRI_ROLE_QUERY, QUERIES, HIDDEN, 0, ALWAYS},
+    {COLIBRI_ROLE_KEY, KEYS, HIDDEN, 0, ALWAYS},
+    {COLIBRI_ROLE_VALUE, KEYS, HIDDEN, 0, ALWAYS},
+    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, QUERIES, 0, ALWAYS},
+    {COLIBRI_ROLE_QUERY_BIAS, ONE, QUERIES, F32_ONLY | OPTIONAL, ALWAYS},
+    {COLIBRI_ROLE_KEY_BIAS, ONE, KEYS, F32_ONLY | OPTIONAL, ALWAYS},
+    {COLIBRI_ROLE_VALUE_BIAS, ONE, KEYS, F32_ONLY | OPTIONAL, ALWAYS},
+    {COLIBRI_ROLE_FFN_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
+    {COLIBRI_ROLE_DENSE_GATE, DENSE, HIDDEN, 0, DENSE_LAYER},
+    {COLIBRI_ROLE_DENSE_UP, DENSE, HIDDEN, 0, DENSE_LAYER},
+    {COLIBRI_ROLE_DENSE_DOWN, HIDDEN, DENSE, 0, DENSE_LAYER},
+    {COLIBRI_ROLE_ROUTER, EXPERTS, HIDDEN, F32_ONLY, MOE_LAYER},
+    {COLIBRI_ROLE_SHARED_GATE, SHARED, HIDDEN, 0, SHARED_LAYER},
+    {COLIBRI_ROLE_SHARED_UP, SHARED, HIDDEN, 0, SHARED_LAYER},
+    {COLIBRI_ROLE_SHARED_DOWN, HIDDEN, SHARED, 0, SHARED_LAYER},
+    {COLIBRI_ROLE_SHARED_ROUTER, ONE, HIDDEN, F32_ONLY, SHARED_GATED},
+    {COLIBRI_ROLE_EXPERT_GATE, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERT_UP, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERT_DOWN, HIDDEN, EXPERT, IN_RECORD, MOE_LAYER},
+}, global_rules[] = {
+    {COLIBRI_ROLE_EMBEDDING, VOCABULARY, HIDDEN, 0, ALWAYS},
+    {COLIBRI_ROLE_OUTPUT, VOCABULARY, HIDDEN, 0, UNTIED},
+    {COLIBRI_ROLE_OUTPUT_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
+    {COLIBRI_ROLE_ROPE, ONE, ROTATIONS, F32_ONLY, ROTATED},
+};
+
+static uint32_t dimension(const colibri_config *c, uint32_t d)
+{
+    switch (d) {
+    case HIDDEN: return c->hidden;
+    case VOCABULARY: return c->vocabulary;
+    case QUERIES: return c->heads * c->head_size;
+    case KEYS: return c->kv_heads * c->head_size;
+    case ROTATIONS: return c->rope_size / 2;
+    case EXPERTS: return c->experts;
+    case EXPERT: return c->expert_size;
+    case SHARED: return c->shared_size;
+    case DENSE: return c->dense_size;
+    default: return 1;
+    }
+}
+
+static bool applies(const colibri_image *image, uint32_t layer, uint32_t when)
+{
+    const colibri_config *c = &image->config;
+    bool moe = when >= DENSE_LAYER && colibri_image_ffn(image, layer) == COLIBRI_FFN_MOE;
+    switch (when) {
+    case UNTIED: return c->tied == 0;
+    case ROTATED: return c->rope_size != 0;
+    case DENSE_LAYER: return !moe;
+    case MOE_LAYER: return moe;
+    case SHARED_LAYER: return moe && c->shared_size != 0;
+    case SHARED_GATED: return moe && (c->shared_flags & COLIBRI_SHARED_SIGMOID) != 0;
+    default: return true;
+    }
+}
+
+/* Walks the table once; each expected tensor must be the next entry and begin where it has to. */
+struct walk {
+    const colibri_image *image;
+    colibri_error *error;
+    uint32_t next;   /* entry */
+    uint64_t dense;  /* end of the dense tensors so far */
+    uint64_t record; /* end of the layer's expert tensors so far */
+};
+
+static colibri_status bad_tensor(struct walk *w, uint32_t layer, uint32_t role, uint64_t have,
+                                 uint64_t need)
+{
+    return colibri_fail(w->error, COLIBRI_ERR_TENSOR, layer << 16 | role, have, need);
+}
+
+static colibri_status check_place(struct walk *w, const colibri_tensor *t, uint32_t flags)
+{
+    uint64_t *end = flags & IN_RECORD ? &w->record : &w->dense, start, bytes;
+    if (!colibri_tensor_bytes(t, &bytes) || t->bytes != bytes)
+        return bad_tensor(w, t->layer, t->role, t->bytes, bytes);
+    if (!colibri_align(*end, 64, &start) || t->offset != start || !colibri_add(start, bytes, end))
+        return bad_tensor(w, t->layer, t->role, t->offset, start);
+    return COLIBRI_OK;
+}
+
+static colibri_status check_tensor(struct walk *w, uint32_t layer, const struct rule *rule)
+{
+    colibri_tensor t = {0};
+    bool there = colibri_image_tensor(w->image, w->next, &t) == COLIBRI_OK && t.layer == layer &&
+                 t.role == rule->role;
+    if (!applies(w->image, layer, rule->when) || (!there && rule->flags & OPTIONAL))
+        return COLIBRI_OK; /* an entry that should not be here stops the next rule */
+    uint32_t rows = dimension(&w->image->config, rule->rows);
+    uint32_t columns = dimension(&w->image->config, rule->columns);
+    if (!there)
+        return bad_tensor(w, layer, rule->role, 0, 0);
+    if (t.rows != rows || t.columns != columns)
+        return bad_tensor(w, layer, rule->role, (uint64_t)t.rows << 32 | t.columns,
+                          (uint64_t)rows << 32 | columns);
+    if (!colibri_type_valid(t.type, t.group) || (rule->flags & F32_ONLY && t.type != COLIBRI_F32))
+        return bad_tensor(w, layer, rule->role, t.type, COLIBRI_F32);
+    if (t.order != 0 || (!(rule->flags & F32_ONLY) && !colibri_type_built(t.type)))
+        return colibri_fail(w->error, COLIBRI_ERR_UNSUPPORTED, layer << 16 | rule->role,
+                            t.order != 0 ? t.order : t.type, 0);
+    const uint8_t *entry = w->image->meta + w->image->tensors + w->next * (uint32_t)COLIBRI_TENSOR_ENTRY;
+    if (colibri_load_u32(entry + 36) != 0 || colibri_load_u64(entry + 40) != 0 ||
+        (rule->flags & IN_RECORD && t.crc32 != 0))
+        return bad_tensor(w, layer, rule->role, 0, 0);
+    w->next++;
+    return check_place(w, &t, rule->flags);
+}
+
+colibri_status colibri_check_tensors(const colibri_image *image, colibri_error *error)
+{
+    colibri_section weights;
+    if (!colibri_find_section(image, COLIBRI_SECTION_WEIGHTS, &weights))
+        return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_WEIGHTS, 0, 0);
+    struct walk w = {image, error, 0, weights.offset, 0};
+    colibri_status status = COLIBRI_OK;
+    for (uint32_t l = 0; l < image->config.layers; l++) {
+        w.record = 0;
+        for (uint32_t i = 0; status == COLIBRI_OK && i < sizeof rules / sizeof rules[0]; i++)
+            status = check_tensor(&w, l, &rules[i]);
+    }
+    for (uint32_t i = 0; status == COLIBRI_OK && i < sizeof global_rules / sizeof rules[0]; i++)
+        status = check_tensor(&w, COLIBRI_GLOBAL_LAYER, &global_rules[i]);
+    if (status != COLIBRI_OK)
+        return status;
+    colibri_tensor t;
+    if (colibri_image_tensor(image, w.next, &t) == COLIBRI_OK)
+        return bad_tensor(&w, t.layer, t.role, w.next, image->tensor_count);
+    if (w.dense != weights.offset + weights.bytes)
+        return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_WEIGHTS, w.dense,
+                            weights.offset + weights.bytes);
+    return COLIBRI_OK;
+}
+
+/* Bytes of a record of a layer that has experts: where its last tensor ends. */
+static uint64_t record_bytes(const colibri_image *image, uint32_t layer)
+{
+    colibri_tensor t;
+    (void)colibri_image_find(image, layer, COLIBRI_ROLE_EXPERT_DOWN, &t);
+    return t.offset + t.bytes;
+}
+
+static colibri_status check_expert(const colibri_image *image, uint32_t index, uint64_t bytes,
+                                   const colibri_section *section, uint32_t alignment)
+{
+    colibri_expert e;
+    if (colibri_image_expert(image, index, &e) != COLIBRI_OK || e.file != section->file ||
+        e.bytes != bytes || (e.offset & (alignment - 1u)) != 0 || e.offset < section->offset ||
+        !colibri_inside(e.offset - section->offset, e.bytes, section->bytes))
+        return COLIBRI_ERR_STRUCTURE;
+    const uint8_t *entry = image->meta + image->experts + index * (uint32_t)COLIBRI_EXPERT_ENTRY;
+    return colibri_load_u32(entry + 20) == 0 ? COLIBRI_OK : COLIBRI_ERR_STRUCTURE;
+}
+
+colibri_status colibri_check_experts(const colibri_image *image, colibri_error *error)
+{
+    colibri_section section;
+    bool there = colibri_find_section(image, COLIBRI_SECTION_EXPERT_WEIGHTS, &section);
+    if (there != (image->moe_layers != 0) ||
+        image->expert_count != image->moe_layers * image->config.experts)
+        return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_EXPERTS,
+                            image->expert_count, image->moe_layers * image->config.experts);
+    uint32_t alignment = colibri_load_u32(image->meta + 48), index = 0;
+    uint64_t sum = 0, all = 0, padded;
+    for (uint32_t l = 0; there && l < image->config.layers; l++) {
+        uint64_t bytes = colibri_image_ffn(image, l) == COLIBRI_FFN_MOE ? record_bytes(image, l) : 0;
+        for (uint32_t e = 0; bytes != 0 && e < image->config.experts; e++, index++) {
+            if (check_expert(image, index, bytes, &section, alignment) != COLIBRI_OK)
+                return colibri_fail(error, COLIBRI_ERR_STRUCTURE,
+                                    image->experts + index * (uint32_t)COLIBRI_EXPERT_ENTRY, 0, bytes);
+            (void)colibri_align(bytes, alignment, &padded);
+            sum += padded;
+        }
+    }
+    /* records that neither overlap nor leave holes add up to their section */
+    if (there && (!colibri_align(section.bytes, alignment, &all) || sum != all))
+        return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_EXPERT_WEIGHTS, sum, all);
+    return COLIBRI_OK;
+}

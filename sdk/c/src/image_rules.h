@@ -1,0 +1,19 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Shared by image.c (shape of the file), image_rules.c (meaning of its fields), image_tables.c (access). */
+#ifndef COLIBRI_IMAGE_RULES_H
+#define COLIBRI_IMAGE_RULES_H
+
+#include <stdbool.h>
+
+#include "colibri/image.h"
+
+enum { COLIBRI_LAYER_ENTRY = 16, COLIBRI_TENSOR_ENTRY = 48, COLIBRI_EXPERT_ENTRY = 24 };
+
+/* False when the image has no such section; checked images have a place for every one that is needed. */
+bool colibri_find_section(const colibri_image *image, uint32_t kind, colibri_section *out);
+
+colibri_status colibri_check_config(const colibri_image *image, colibri_error *error);
+colibri_status colibri_check_tensors(const colibri_image *image, colibri_error *error);
+colibri_status colibri_check_experts(const colibri_image *image, colibri_error *error);
+
+#endif

@@ -1,0 +1,275 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Sizes of all buffers from image and limits, then their places in the regions. */
+#include "colibri/plan.h"
+
+#include <string.h>
+
+#include "buffers.h"
+#include "fail.h"
+#include "kv.h"
+#include "options.h"
+#include "size.h"
+#include "tensor.h"
+
+/* How often a decoded token touches a byte of a buffer, in 1/16. */
+#define ONCE 16u
+
+struct sizes {
+    uint64_t bytes[COLIBRI_BUFFER_COUNT];
+    uint32_t intensity[COLIBRI_BUFFER_COUNT];
+    bool ok;
+};
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+    return a > b ? a : b;
+}
+
+static void set(struct sizes *s, uint32_t kind, uint32_t rows, uint64_t row_bytes, uint32_t intensity)
+{
+    s->ok = s->ok && colibri_mul(rows, row_bytes, &s->bytes[kind]);
+    s->intensity[kind] = intensity;
+}
+
+static colibri_status fill_limits(const colibri_image *image, const colibri_limits *given,
+                                  colibri_limits *l, colibri_error *error)
+{
+    memset(l, 0, sizeof *l);
+    memcpy(l, given, given->struct_bytes < sizeof *l ? given->struct_bytes : sizeof *l);
+    l->struct_bytes = sizeof *l;
+    l->context = l->context == 0 ? image->config.context : l->context;
+    l->batch = l->batch == 0 ? 16 : l->batch;
+    l->workers = l->workers == 0 ? 1 : l->workers;
+    l->kv = l->kv == 0 ? COLIBRI_F32 : l->kv;
+    l->profile = l->profile == 0 ? COLIBRI_PROFILE_WIDE : l->profile;
+    l->weights = l->weights == 0 ? COLIBRI_WEIGHTS_MAPPED : l->weights;
+    uint32_t top_k = larger(image->config.top_k, 1);
+    if (l->sequences - 1u >= 65535)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 1, l->sequences, 65535);
+    if (l->context > image->config.context)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 2, l->context, image->config.context);
+    if (l->batch > COLIBRI_MAX_BATCH || l->batch * top_k > 65535) /* slots are u16 */
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 3, l->batch,
+                            larger(65535u / top_k, 1) < COLIBRI_MAX_BATCH ? 65535u / top_k : COLIBRI_MAX_BATCH);
+    if (l->workers > COLIBRI_MAX_WORKERS)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, l->workers, COLIBRI_MAX_WORKERS);
+    if (!colibri_kv_built(l->kv))
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 5, l->kv, COLIBRI_F32);
+    if (l->profile > COLIBRI_PROFILE_WIDE)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 6, l->profile, COLIBRI_PROFILE_WIDE);
+    if (l->weights > COLIBRI_WEIGHTS_LOADED)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 7, l->weights, COLIBRI_WEIGHTS_LOADED);
+    return COLIBRI_OK;
+}
+
+/* Smallest and largest group of the image's quantised tensors; 0 when it has none. */
+static void groups(const colibri_image *image, uint32_t *smallest, uint32_t *largest)
+{
+    colibri_tensor t;
+    *smallest = *largest = 0;
+    for (uint32_t i = 0; colibri_image_tensor(image, i, &t) == COLIBRI_OK; i++) {
+        if (t.group != 0 && (*smallest == 0 || t.group < *smallest))
+            *smallest = t.group;
+        *largest = larger(*largest, t.group);
+    }
+}
+
+/* Activations are touched about four times a layer; a decoded token uses one row of each. */
+static void size_activations(const colibri_image *image, const colibri_limits *l, struct sizes *s)
+{
+    const colibri_config *c = &image->config;
+    uint32_t queries = c->heads * c->head_size, keys = c->kv_heads * c->head_size;
+    uint32_t busy = larger(c->layers * 4 * ONCE / l->batch, 1), small, large;
+    uint32_t wide = larger(queries, c->hidden), slots = l->batch * larger(c->top_k, 1);
+    uint32_t routed = slots * c->expert_size; /* 65535 slots of 65536: fits */
+    uint32_t ffn = larger(routed, l->batch * larger(c->shared_size, c->dense_size));
+    groups(image, &small, &large);
+    set(s, COLIBRI_BUFFER_STATE, l->sequences, 8, busy);
+    set(s, COLIBRI_BUFFER_STEP, l->batch, 10, busy);
+    set(s, COLIBRI_BUFFER_ROPE, l->batch, c->rope_size * 4u, busy);
+    set(s, COLIBRI_BUFFER_HIDDEN, l->batch, c->hidden * 4u, busy);
+    set(s, COLIBRI_BUFFER_NORMED, l->batch, c->hidden * 4u, busy);
+    set(s, COLIBRI_BUFFER_WORK, l->batch, wide * 4u, busy);
+    set(s, COLIBRI_BUFFER_KEY_VALUE, l->batch, keys * 8u, busy);
+    set(s, COLIBRI_BUFFER_SCORES, l->workers, l->context * 4u,
+        larger(c->layers * c->heads * 4 * ONCE / l->workers, 1));
+    if (c->experts != 0) {
+        set(s, COLIBRI_BUFFER_ROUTER, l->batch, c->experts * 4u, busy);
+        set(s, COLIBRI_BUFFER_ROUTES, slots, 6, busy);
+        set(s, COLIBRI_BUFFER_DISPATCH, slots * 2 + c->experts * 2 + 1, 2, busy);
+        set(s, COLIBRI_BUFFER_EXPERT_OUT, slots, c->hidden * 4u, busy);
+    }
+    set(s, COLIBRI_BUFFER_FFN_GATE, ffn, 4, busy);
+    set(s, COLIBRI_BUFFER_FFN_UP, ffn, 4, busy);
+    if (large == 0)
+        return;
+    set(s, COLIBRI_BUFFER_CODES, l->batch, colibri_divide_up(wide, large) * large, busy);
+    set(s, COLIBRI_BUFFER_CODE_SCALES, l->batch, colibri_divide_up(wide, small) * 4u, busy);
+    uint32_t inner = larger(c->shared_size, c->dense_size);
+    uint64_t routed_codes = (uint64_t)slots * (colibri_divide_up(c->expert_size, large) * large);
+    uint64_t inner_codes = (uint64_t)l->batch * (colibri_divide_up(inner, large) * large);
+    uint64_t routed_scales = (uint64_t)slots * colibri_divide_up(c->expert_size, small);
+    uint64_t inner_scales = (uint64_t)l->batch * colibri_divide_up(inner, small);
+    set(s, COLIBRI_BUFFER_FFN_CODES, 1, routed_codes > inner_codes ? routed_codes : inner_codes, busy);
+    set(s, COLIBRI_BUFFER_FFN_SCALES, 4,
+        routed_scales > inner_scales ? routed_scales : inner_scales, busy);
+}
+
+static void size_all(const colibri_image *image, const colibri_limits *l, struct sizes *s)
+{
+    uint64_t vectors;
+    memset(s, 0, sizeof *s);
+    s->ok = true;
+    size_activations(image, l, s);
+    /* layers * kv_heads * 2 <= 2^21 vectors a position */
+    s->ok = s->ok && colibri_mul((uint64_t)image->config.layers * image->config.kv_heads * 2, l->sequences, &vectors) &&
+            colibri_mul(vectors, l->context, &vectors) &&
+            colibri_mul(vectors, colibri_kv_stride(l->kv, image->config.head_size),
+                        &s->bytes[COLIBRI_BUFFER_KV]);
+    s->intensity[COLIBRI_BUFFER_KV] = ONCE;
+    if (l->weights == COLIBRI_WEIGHTS_LOADED)
+        s->bytes[COLIBRI_BUFFER_WEIGHTS] = image->bytes;
+    s->intensity[COLIBRI_BUFFER_WEIGHTS] = ONCE / 2; /* of a mixture, a part is read a token */
+}
+
+/* Region list of a placement pass; grown: index of a region without end, or region_count. */
+struct pass {
+    const colibri_region *regions;
+    uint32_t count;
+    uint32_t grown;
+    uint64_t used[COLIBRI_MAX_REGIONS];
+};
+
+/* The fastest region that still has room, or count. */
+static uint32_t choose(const struct pass *p, uint64_t bytes)
+{
+    uint32_t best = p->count;
+    for (uint32_t r = 0; r < p->count; r++) {
+        uint64_t size = r == p->grown ? UINT64_MAX : p->regions[r].size;
+        if (colibri_inside(p->used[r], bytes, size) &&
+            (best == p->count || p->regions[r].rank < p->regions[best].rank))
+            best = r;
+    }
+    return best;
+}
+
+/* Whether buffer a goes before b. First pass: the busier; second pass: the larger. */
+static bool before(const struct sizes *s, const colibri_buffer *a, const colibri_buffer *b, bool large_first)
+{
+    if (large_first && a->bytes != b->bytes)
+        return a->bytes > b->bytes;
+    if (s->intensity[a->kind] != s->intensity[b->kind])
+        return s->intensity[a->kind] > s->intensity[b->kind];
+    return a->kind < b->kind;
+}
+
+static void order(const struct sizes *s, colibri_plan_result *plan, bool large_first)
+{
+    for (uint32_t i = 1; i < plan->buffer_count; i++) {
+        colibri_buffer moved = plan->buffers[i];
+        uint32_t j = i;
+        for (; j != 0 && before(s, &moved, &plan->buffers[j - 1], large_first); j--)
+            plan->buffers[j] = plan->buffers[j - 1];
+        plan->buffers[j] = moved;
+    }
+}
+
+static bool place(colibri_plan_result *plan, struct pass *p)
+{
+    memset(p->used, 0, sizeof p->used);
+    for (uint32_t i = 0; i < plan->buffer_count; i++) {
+        colibri_buffer *b = &plan->buffers[i];
+        uint32_t r = choose(p, b->bytes);
+        if (r == p->count)
+            return false;
+        b->region = r;
+        b->offset = p->used[r];
+        p->used[r] += b->bytes;
+    }
+    memcpy(plan->used, p->used, sizeof plan->used);
+    return true;
+}
+
+static bool place_any(const struct sizes *s, colibri_plan_result *plan, struct pass *p)
+{
+    order(s, plan, false);
+    if (place(plan, p))
+        return true;
+    order(s, plan, true);
+    return place(plan, p);
+}
+
+/* Nothing fits: say how large the largest region would have to be, all else equal. */
+static colibri_status report_shortfall(const struct sizes *s, colibri_plan_result *plan, struct pass *p,
+                                       colibri_error *error)
+{
+    uint32_t largest = 0;
+    for (uint32_t r = 1; r < p->count; r++)
+        if (p->regions[r].size > p->regions[largest].size)
+            largest = r;
+    p->grown = largest;
+    (void)place_any(s, plan, p);
+    uint64_t need = p->used[largest];
+    memset(plan->used, 0, sizeof plan->used);
+    for (uint32_t i = 0; i < plan->buffer_count; i++)
+        plan->buffers[i].region = plan->region_count;
+    return colibri_fail(error, COLIBRI_ERR_MEMORY, largest, p->regions[largest].size, need);
+}
+
+static bool list_buffers(const struct sizes *s, colibri_plan_result *plan)
+{
+    bool ok = s->ok;
+    for (uint32_t kind = 0; kind < COLIBRI_BUFFER_COUNT; kind++) {
+        colibri_buffer b = {kind, 0, 0, 0, 0};
+        if (s->bytes[kind] == 0)
+            continue;
+        ok = ok && colibri_align(s->bytes[kind], plan->alignment, &b.bytes) &&
+             colibri_add(plan->total_bytes, b.bytes, &plan->total_bytes);
+        b.touched = (b.bytes >> 4) * s->intensity[kind];
+        plan->buffers[plan->buffer_count++] = b;
+    }
+    return ok;
+}
+
+colibri_status colibri_plan(const colibri_image *image, const colibri_limits *limits,
+                            const colibri_region *regions, uint32_t region_count,
+                            colibri_plan_result *plan, colibri_error *error)
+{
+    if (image == NULL || image->meta == NULL || limits == NULL || regions == NULL || plan == NULL)
+        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 0, 0, 0);
+    if (region_count - 1u >= COLIBRI_MAX_REGIONS)
+        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 4, region_count, COLIBRI_MAX_REGIONS);
+    memset(plan, 0, sizeof *plan);
+    plan->struct_bytes = sizeof *plan;
+    plan->region_count = region_count;
+    colibri_status status = fill_limits(image, limits, &plan->limits, error);
+    if (status != COLIBRI_OK)
+        return status;
+    plan->alignment = plan->limits.profile == COLIBRI_PROFILE_SMALL ? 16 : 64;
+    struct sizes sizes;
+    struct pass pass = {.regions = regions, .count = region_count, .grown = region_count};
+    size_all(image, &plan->limits, &sizes);
+    if (!list_buffers(&sizes, plan))
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 0, 0, 0);
+    if (place_any(&sizes, plan, &pass))
+        return COLIBRI_OK;
+    return report_shortfall(&sizes, plan, &pass, error);
+}
+
+uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limits *limits,
+                                  const colibri_region *regions, uint32_t region_count)
+{
+    if (image == NULL || image->meta == NULL || limits == NULL)
+        return 0;
+    uint32_t low = 0, high = image->config.context; /* low fits (or is 0), above high nothing does */
+    while (low < high) {
+        colibri_plan_result plan;
+        colibri_limits l = *limits;
+        l.context = low + (high - low + 1) / 2;
+        if (colibri_plan(image, &l, regions, region_count, &plan, NULL) == COLIBRI_OK)
+            low = l.context;
+        else
+            high = l.context - 1;
+    }
+    return low;
+}

@@ -1,0 +1,158 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What every block is made of: work shared over the pool, norms, products. Work is split over outputs,
+ * never over sums, so nothing here depends on the number of workers. */
+#include "engine_state.h"
+#include "size.h"
+
+void colibri_run(const struct engine *e, uint32_t items, colibri_task fn, void *arg)
+{
+    const colibri_pool *pool = e->platform.pool;
+    if (pool != NULL && items > 1)
+        pool->run(pool->context, items, fn, arg);
+    else
+        for (uint32_t i = 0; i < items; i++)
+            fn(arg, i, 0);
+    if (e->platform.yield != NULL)
+        e->platform.yield(e->platform.yield_context);
+}
+
+void colibri_trace(const struct engine *e, uint32_t kind, uint32_t layer, uint32_t index, uint32_t count,
+                   uint64_t bytes, uint64_t work)
+{
+    if (e->platform.trace == NULL)
+        return;
+    colibri_event event = {kind, layer, index, count, bytes, work};
+    e->platform.trace(e->platform.trace_context, &event);
+}
+
+bool colibri_matrix_of(const struct engine *e, uint32_t layer, uint32_t role, colibri_matrix *matrix)
+{
+    colibri_tensor t;
+    if (colibri_image_find(e->image, layer, role, &t) != COLIBRI_OK)
+        return false;
+    colibri_matrix_init(matrix, &t, e->weights + (size_t)t.offset);
+    return true;
+}
+
+const float *colibri_vector_of(const struct engine *e, uint32_t layer, uint32_t role)
+{
+    colibri_matrix m;
+    if (!colibri_matrix_of(e, layer, role, &m))
+        return NULL;
+    return (const float *)(const void *)m.codes;
+}
+
+struct rows_task {
+    const struct engine *engine;
+    const float *x;
+    const float *y;
+    struct activations *a;
+    float *out;
+    uint32_t columns;
+};
+
+static void quantize_row(void *arg, uint32_t row, uint32_t worker)
+{
+    struct rows_task *t = arg;
+    const struct activations *a = t->a;
+    uint32_t groups = colibri_divide_up(a->columns, a->group);
+    (void)worker;
+    t->engine->kernels->quantize(a->values + (size_t)row * a->columns, a->columns, a->group,
+                                 a->codes + (size_t)row * groups * a->group,
+                                 a->scales + (size_t)row * groups);
+}
+
+void colibri_quantize(const struct engine *e, struct activations *a, uint32_t group)
+{
+    if (group == 0 || a->group == group)
+        return;
+    a->group = group;
+    struct rows_task task = {.engine = e, .a = a};
+    colibri_run(e, a->rows, quantize_row, &task);
+}
+
+static void norm_row(void *arg, uint32_t row, uint32_t worker)
+{
+    struct rows_task *t = arg;
+    size_t at = (size_t)row * t->columns;
+    (void)worker;
+    t->engine->kernels->rms_norm(t->x + at, t->y, t->columns, t->engine->image->config.norm_epsilon,
+                                 t->out + at);
+}
+
+void colibri_norm(const struct engine *e, const float *x, const float *weight, struct activations *out)
+{
+    struct rows_task task = {e, x, weight, NULL, out->values, out->columns};
+    out->group = 0;
+    colibri_run(e, out->rows, norm_row, &task);
+    colibri_trace(e, COLIBRI_EVENT_VECTOR, 0, 0, out->rows, (uint64_t)out->rows * out->columns * 8, 0);
+}
+
+static void add_row(void *arg, uint32_t row, uint32_t worker)
+{
+    struct rows_task *t = arg;
+    float *x = t->out + (size_t)row * t->columns;
+    const float *y = t->y + (size_t)row * t->columns;
+    (void)worker;
+    for (uint32_t i = 0; i < t->columns; i++)
+        x[i] = x[i] + y[i];
+}
+
+void colibri_add_rows(const struct engine *e, float *x, const float *y, uint32_t columns)
+{
+    struct rows_task task = {e, NULL, y, NULL, x, columns};
+    colibri_run(e, e->tokens, add_row, &task);
+}
+
+struct product {
+    const struct engine *engine;
+    colibri_matmul m;
+    uint32_t chunk;
+};
+
+static void product_rows(void *arg, uint32_t item, uint32_t worker)
+{
+    const struct product *p = arg;
+    uint32_t begin = item * p->chunk, rows = p->m.weight->rows;
+    (void)worker;
+    p->engine->kernels->matmul(&p->m, begin, rows - begin < p->chunk ? rows : begin + p->chunk);
+}
+
+uint32_t colibri_chunk(const struct engine *e, uint32_t rows)
+{
+    uint32_t workers = e->limits.workers;
+    if (workers == 1)
+        return rows;
+    return (colibri_divide_up(rows, workers * 4) + 7u) & ~7u;
+}
+
+void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const struct activations *in)
+{
+    m->weight = w;
+    m->values = in->values;
+    m->codes = in->codes;
+    m->scales = in->scales;
+    m->value_stride = in->columns;
+    m->code_stride = w->groups * w->group;
+    m->scale_stride = w->groups;
+}
+
+void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
+                    struct activations *in, float *out, uint32_t stride)
+{
+    colibri_tensor t;
+    colibri_matrix w;
+    if (colibri_image_find(e->image, layer, role, &t) != COLIBRI_OK)
+        return; /* cannot be: open has checked every tensor that a layer needs */
+    colibri_matrix_init(&w, &t, e->weights + (size_t)t.offset);
+    colibri_quantize(e, in, w.group);
+    struct product p = {.engine = e, .chunk = colibri_chunk(e, w.rows)};
+    colibri_matmul_inputs(&p.m, &w, in);
+    p.m.bias = bias_role != 0 ? colibri_vector_of(e, layer, bias_role) : NULL;
+    p.m.out = out;
+    p.m.out_stride = stride;
+    p.m.tokens = in->rows;
+    colibri_run(e, colibri_divide_up(w.rows, p.chunk), product_rows, &p);
+    colibri_trace(e, COLIBRI_EVENT_MATMUL, layer, role, in->rows, t.bytes,
+                  (uint64_t)w.rows * w.columns * in->rows);
+}
