@@ -1,95 +1,101 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Grouped-query attention with rotary positions (docs/numerics.md section 6). All tokens of a step
- * enter the cache before any of them attends, so a step may hold several tokens of one sequence. */
-#include "convert.h"
+/* Grouped-query attention (docs/numerics.md section 6). All tokens of a step enter the cache before
+ * any of them attends, so a step may hold several tokens of one sequence. */
 #include "engine_state.h"
-#include "kv.h"
 #include "float_math.h"
-#include "size.h"
+#include "kv.h"
+#include "options.h"
+#include "rope.h"
 #include "step_tokens.h"
-
-/* Cosines, then sines, of each token's angles. The angle is one f32 product, as in the reference. */
-void colibri_rope_table(const struct engine *e)
-{
-    const colibri_config *c = &e->image->config;
-    const float *frequency = colibri_vector_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_ROPE);
-    float *row = colibri_floats(e, COLIBRI_BUFFER_ROPE);
-    uint32_t n = c->rope_size / 2;
-    for (uint32_t t = 0; t < e->tokens; t++, row += c->rope_size) {
-        for (uint32_t i = 0; i < n; i++) {
-            colibri_sincos((float)colibri_positions(e)[t] * frequency[i], &row[n + i], &row[i]);
-            row[i] = row[i] * c->rope_scale;
-            row[n + i] = row[n + i] * c->rope_scale;
-        }
-    }
-}
-
-static void rotate(const colibri_config *c, const float *table, float *x)
-{
-    uint32_t n = c->rope_size / 2;
-    bool pairs = c->rope_style == COLIBRI_ROPE_PAIRS;
-    for (uint32_t i = 0; i < n; i++) {
-        float *a = pairs ? x + 2 * i : x + i;
-        float *b = pairs ? a + 1 : a + n;
-        float first = *a * table[i] - *b * table[n + i];
-        *b = *b * table[i] + *a * table[n + i];
-        *a = first;
-    }
-}
 
 struct attention {
     const struct engine *engine;
     uint32_t layer;
+    colibri_layer kind;
+    const float *query_norm;
+    const float *key_norm;
+    bool whole_norm; /* over all heads at once */
+    const float *sinks;
 };
 
-/* Where the keys (side 0) or values (side 1) of a sequence's head begin. */
-static uint8_t *cache(const struct attention *a, uint32_t sequence, uint32_t head, uint32_t side)
+#if COLIBRI_WITH_ATTENTION_EXTRAS
+/* Norms of queries and keys, then the clamp: before rotation. */
+static void condition(const struct attention *a, float *x, uint32_t heads, const float *weight)
 {
-    const struct engine *e = a->engine;
-    const colibri_config *c = &e->image->config;
-    size_t row = ((size_t)a->layer * e->limits.sequences + sequence) * c->kv_heads + head;
-    return e->buffers[COLIBRI_BUFFER_KV] +
-           (row * 2 + side) * e->limits.context * colibri_kv_stride(e->limits.kv, c->head_size);
+    const colibri_config *c = &a->engine->image->config;
+    uint32_t n = heads * c->head_size, step = a->whole_norm ? n : c->head_size;
+    for (uint32_t i = 0; weight != NULL && i < n; i += step)
+        a->engine->kernels->rms_norm(x + i, weight, step, c->norm_epsilon, x + i);
+    for (uint32_t i = 0; c->clip > 0.0f && i < n; i++) {
+        x[i] = x[i] > c->clip ? c->clip : x[i];
+        x[i] = x[i] < -c->clip ? -c->clip : x[i];
+    }
 }
 
-static void store(const struct engine *e, const float *x, uint8_t *vector)
+/* Division by the root mean square, without a weight. */
+static void unit_length(const colibri_config *c, float *x)
 {
-    uint32_t n = e->image->config.head_size;
-#if COLIBRI_WITH_KV_F16
-    if (e->limits.kv == COLIBRI_F16) {
-        for (uint32_t i = 0; i < n; i++)
-            ((uint16_t *)(void *)vector)[i] = colibri_float_to_f16(x[i]);
-        return;
-    }
-#endif
-#if COLIBRI_WITH_KV_Q8
-    if (e->limits.kv == COLIBRI_Q8) {
-        e->kernels->quantize(x, n, n, (int8_t *)vector + 4, (float *)(void *)vector);
-        return;
-    }
-#endif
-    memcpy(vector, x, n * sizeof *x);
+    float sum = 0.0f;
+    for (uint32_t i = 0; i < c->head_size; i++)
+        sum = sum + x[i] * x[i];
+    float r = colibri_rsqrt(sum / (float)c->head_size + c->norm_epsilon);
+    for (uint32_t i = 0; i < c->head_size; i++)
+        x[i] = x[i] * r;
 }
 
-/* Rotates a token's queries and keys and puts its keys and values into the cache. */
+/* Queries grow with the logarithm of the position (llama4, layers without rotation). */
+static void warm(const colibri_config *c, float *x, uint32_t n, uint32_t position)
+{
+    float blocks = (float)(uint32_t)(((float)position + 1.0f) / c->temperature_floor);
+    float factor = colibri_log(blocks + 1.0f) * c->temperature_scale + 1.0f;
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = x[i] * factor;
+}
+
+static void extras_before(const struct attention *a, float *query, float *key, float *value)
+{
+    const colibri_config *c = &a->engine->image->config;
+    condition(a, query, c->heads, a->query_norm);
+    condition(a, key, c->kv_heads, a->key_norm);
+    condition(a, value, c->kv_heads, NULL);
+}
+
+static void extras_after(const struct attention *a, float *query, float *key, uint32_t position)
+{
+    const colibri_config *c = &a->engine->image->config;
+    for (uint32_t h = 0; a->kind.flags & COLIBRI_LAYER_UNIT_KEYS && h < c->heads; h++)
+        unit_length(c, query + h * c->head_size);
+    for (uint32_t h = 0; a->kind.flags & COLIBRI_LAYER_UNIT_KEYS && h < c->kv_heads; h++)
+        unit_length(c, key + h * c->head_size);
+    if (a->kind.flags & COLIBRI_LAYER_TEMPERATURE)
+        warm(c, query, c->heads * c->head_size, position);
+}
+#endif
+
+/* Finishes a token's queries and keys and puts its keys and values into the cache. */
 static void remember_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct attention *a = arg;
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
-    const float *table = colibri_floats(e, COLIBRI_BUFFER_ROPE) + (size_t)token * c->rope_size;
+    uint32_t keys = c->kv_heads * c->head_size, sequence = colibri_sequences(e)[token];
     float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)token * c->heads * c->head_size;
-    uint32_t keys = c->kv_heads * c->head_size;
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE) + (size_t)token * keys * 2;
     size_t at = (size_t)colibri_positions(e)[token] * colibri_kv_stride(e->limits.kv, c->head_size);
-    uint32_t sequence = colibri_sequences(e)[token];
     (void)worker;
-    for (uint32_t h = 0; h < c->heads; h++)
-        rotate(c, table, query + h * c->head_size);
+#if COLIBRI_WITH_ATTENTION_EXTRAS
+    extras_before(a, query, key, key + keys);
+#endif
+    for (uint32_t h = 0; a->kind.rope != 0 && h < c->heads; h++)
+        colibri_rotate(c, colibri_rope_row(e, a->kind.rope, token), query + h * c->head_size);
+    for (uint32_t h = 0; a->kind.rope != 0 && h < c->kv_heads; h++)
+        colibri_rotate(c, colibri_rope_row(e, a->kind.rope, token), key + h * c->head_size);
+#if COLIBRI_WITH_ATTENTION_EXTRAS
+    extras_after(a, query, key, colibri_positions(e)[token]);
+#endif
     for (uint32_t h = 0; h < c->kv_heads; h++, key += c->head_size) {
-        rotate(c, table, key);
-        store(e, key, cache(a, sequence, h, 0) + at);
-        store(e, key + keys, cache(a, sequence, h, 1) + at);
+        colibri_kv_store(e, key, c->head_size, colibri_kv_plane(e, a->layer, sequence, 2 * h) + at);
+        colibri_kv_store(e, key + keys, c->head_size, colibri_kv_plane(e, a->layer, sequence, 2 * h + 1) + at);
     }
 }
 
@@ -99,54 +105,103 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
     uint32_t token = item / c->heads, head = item % c->heads;
-    uint32_t kv_head = head / (c->heads / c->kv_heads);
-    uint32_t sequence = colibri_sequences(e)[token];
+    uint32_t kv_head = head / (c->heads / c->kv_heads), sequence = colibri_sequences(e)[token];
+    uint32_t position = colibri_positions(e)[token], first = colibri_kv_first(&a->kind, position);
+    uint32_t stride = colibri_kv_stride(e->limits.kv, c->head_size);
     float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)item * c->head_size;
     colibri_attend attend = {
         .query = query,
-        .keys = cache(a, sequence, kv_head, 0),
-        .values = cache(a, sequence, kv_head, 1),
-        .stride = colibri_kv_stride(e->limits.kv, c->head_size),
+        .keys = colibri_kv_plane(e, a->layer, sequence, 2 * kv_head) + (size_t)first * stride,
+        .values = colibri_kv_plane(e, a->layer, sequence, 2 * kv_head + 1) + (size_t)first * stride,
+        .stride = stride,
         .kv = e->limits.kv,
         .head_size = c->head_size,
-        .positions = colibri_positions(e)[token] + 1,
+        .value_size = c->head_size,
+        .positions = position + 1 - first,
         .scale = c->attention_scale,
+        .sink = a->sinks != NULL ? &a->sinks[head] : NULL,
         .scores = colibri_floats(e, COLIBRI_BUFFER_SCORES) + (size_t)worker * e->limits.context,
         .out = query,
     };
     e->kernels->attend(&attend);
 }
 
-static void trace_attention(const struct engine *e, uint32_t layer)
+void colibri_trace_attention(const struct engine *e, uint32_t layer, uint32_t planes, uint32_t elements)
 {
     const colibri_config *c = &e->image->config;
     uint64_t positions = 0;
+    colibri_layer l;
+    colibri_image_layer(e->image, layer, &l);
     for (uint32_t t = 0; t < e->tokens; t++)
-        positions += colibri_positions(e)[t] + 1u;
+        positions += colibri_positions(e)[t] + 1u - colibri_kv_first(&l, colibri_positions(e)[t]);
     colibri_trace(e, COLIBRI_EVENT_ATTEND, layer, 0, e->tokens,
-                  positions * c->kv_heads * 2u * colibri_kv_stride(e->limits.kv, c->head_size),
-                  positions * c->heads * 2u * c->head_size);
+                  positions * planes * colibri_kv_stride(e->limits.kv, elements),
+                  positions * c->heads * 2u * elements);
 }
+
+#if COLIBRI_WITH_ATTENTION_EXTRAS
+struct gate {
+    const struct engine *engine;
+    const float *gates;
+    float *out;
+    uint32_t columns;
+};
+
+static void gate_row(void *arg, uint32_t row, uint32_t worker)
+{
+    const struct gate *g = arg;
+    size_t at = (size_t)row * g->columns;
+    (void)worker;
+    for (uint32_t i = 0; i < g->columns; i++)
+        g->out[at + i] = g->out[at + i] * colibri_sigmoid(g->gates[at + i]);
+}
+
+/* The output times the sigmoid of a projection of the block's input; keys and values are in the cache by now. */
+static void gate_output(const struct engine *e, uint32_t layer, struct activations *normed, float *out)
+{
+    colibri_matrix m;
+    if (!colibri_matrix_of(e, layer, COLIBRI_ROLE_OUTPUT_GATE, &m))
+        return;
+    float *gates = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE);
+    struct gate g = {e, gates, out, m.rows};
+    colibri_linear(e, layer, COLIBRI_ROLE_OUTPUT_GATE, 0, normed, gates, m.rows);
+    colibri_run(e, e->tokens, gate_row, &g);
+}
+
+static void find_extras(const struct engine *e, struct attention *a)
+{
+    colibri_tensor t;
+    a->query_norm = colibri_vector_of(e, a->layer, COLIBRI_ROLE_QUERY_NORM);
+    a->key_norm = colibri_vector_of(e, a->layer, COLIBRI_ROLE_KEY_NORM);
+    a->sinks = colibri_vector_of(e, a->layer, COLIBRI_ROLE_SINKS);
+    a->whole_norm = colibri_image_find(e->image, a->layer, COLIBRI_ROLE_QUERY_NORM, &t) == COLIBRI_OK &&
+                    t.columns != e->image->config.head_size;
+}
+#endif
 
 void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed)
 {
     const colibri_config *c = &e->image->config;
     uint32_t queries = c->heads * c->head_size, keys = c->kv_heads * c->head_size;
-    float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE);
     struct activations work = *normed;
-    struct attention a = {e, layer};
+    struct attention a = {.engine = e, .layer = layer};
+    colibri_image_layer(e->image, layer, &a.kind);
+#if COLIBRI_WITH_ATTENTION_EXTRAS
+    find_extras(e, &a);
+#endif
     work.values = colibri_floats(e, COLIBRI_BUFFER_WORK);
-    work.columns = queries;
-
-    colibri_norm(e, hidden, colibri_vector_of(e, layer, COLIBRI_ROLE_ATTENTION_NORM), normed);
+    work.columns = work.stride = queries;
+    work.group = 0;
     colibri_linear(e, layer, COLIBRI_ROLE_QUERY, COLIBRI_ROLE_QUERY_BIAS, normed, work.values, queries);
     colibri_linear(e, layer, COLIBRI_ROLE_KEY, COLIBRI_ROLE_KEY_BIAS, normed, key, keys * 2);
     colibri_linear(e, layer, COLIBRI_ROLE_VALUE, COLIBRI_ROLE_VALUE_BIAS, normed, key + keys, keys * 2);
     colibri_run(e, e->tokens, remember_token, &a);
     colibri_run(e, e->tokens * c->heads, attend_head, &a);
-    trace_attention(e, layer);
-    work.group = 0;
-    colibri_linear(e, layer, COLIBRI_ROLE_ATTENTION_OUT, 0, &work, normed->values, c->hidden);
-    colibri_add_rows(e, hidden, normed->values, c->hidden);
+    colibri_trace_attention(e, layer, c->kv_heads * 2, c->head_size);
+#if COLIBRI_WITH_ATTENTION_EXTRAS
+    gate_output(e, layer, normed, work.values);
+#endif
+    colibri_linear(e, layer, COLIBRI_ROLE_ATTENTION_OUT, COLIBRI_ROLE_ATTENTION_OUT_BIAS, &work,
+                   normed->values, c->hidden);
 }

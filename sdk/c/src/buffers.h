@@ -11,6 +11,7 @@ enum {
     COLIBRI_BUFFER_NORMED,        /* a block's input, then its output */
     COLIBRI_BUFFER_WORK,          /* queries, attention output; shared or dense FFN output */
     COLIBRI_BUFFER_KEY_VALUE,     /* keys and values before they enter the cache */
+    COLIBRI_BUFFER_LATENT,        /* queries carried into the latent of latent attention, then its results */
     COLIBRI_BUFFER_CODES,         /* int8 activations */
     COLIBRI_BUFFER_CODE_SCALES,
     COLIBRI_BUFFER_SCORES,        /* one row of attention scores a worker */

@@ -21,6 +21,13 @@ struct dispatch {
     uint32_t active_count;
 };
 
+static bool is_moe(const struct engine *e, uint32_t layer)
+{
+    colibri_layer l;
+    colibri_image_layer(e->image, layer, &l);
+    return l.ffn == COLIBRI_FFN_MOE;
+}
+
 static void lay_out(struct dispatch *d)
 {
     const struct engine *e = d->engine;
@@ -32,8 +39,8 @@ static void lay_out(struct dispatch *d)
     d->start = d->slot + slots;
     d->active = d->start + experts + 1;
     for (uint32_t l = 0; l < d->layer; l++)
-        if (colibri_image_ffn(e->image, l) == COLIBRI_FFN_MOE)
-            d->first += experts;
+        if (is_moe(e, l))
+            d->first += experts - e->image->config.identities;
 }
 
 static colibri_status route(struct dispatch *d, struct activations *in)
@@ -41,11 +48,12 @@ static colibri_status route(struct dispatch *d, struct activations *in)
     const struct engine *e = d->engine;
     const colibri_config *c = &e->image->config;
     float *scores = colibri_floats(e, COLIBRI_BUFFER_ROUTER);
-    colibri_linear(e, d->layer, COLIBRI_ROLE_ROUTER, 0, in, scores, c->experts);
+    const float *selection = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_SELECTION);
+    colibri_linear(e, d->layer, COLIBRI_ROLE_ROUTER, COLIBRI_ROLE_ROUTER_BIAS, in, scores, c->experts);
     for (uint32_t t = 0; t < e->tokens; t++) {
         uint32_t at = t * c->top_k;
-        if (colibri_route_topk(c, scores + (size_t)t * c->experts, d->ids + at, d->weights + at) !=
-            COLIBRI_OK)
+        if (colibri_route_topk(c, selection, scores + (size_t)t * c->experts, d->ids + at,
+                               d->weights + at) != COLIBRI_OK)
             return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, d->layer, 0, 0);
         for (uint32_t k = 0; k < c->top_k; k++)
             colibri_trace(e, COLIBRI_EVENT_ROUTE, d->layer, d->ids[at + k], k << 16 | t,
@@ -64,7 +72,7 @@ static void pack(struct dispatch *d)
         d->start[d->ids[s] + 1u]++;
     d->active_count = 0;
     for (uint32_t x = 0; x < c->experts; x++) {
-        if (d->start[x + 1] != 0)
+        if (d->start[x + 1] != 0 && x < c->experts - c->identities)
             d->active[d->active_count++] = (uint16_t)x;
         d->start[x + 1] = (uint16_t)(d->start[x + 1] + d->start[x]);
     }
@@ -81,6 +89,8 @@ static void pack(struct dispatch *d)
 struct expert_product {
     const struct dispatch *dispatch;
     colibri_tensor tensor;
+    uint64_t bias;           /* offset in the record */
+    bool biased;
     const struct activations *in;
     const uint16_t *in_rows; /* packed list */
     float *out;
@@ -102,6 +112,8 @@ static void expert_rows(void *arg, uint32_t item, uint32_t worker)
     (void)colibri_image_expert(e->image, d->first + x, &record);
     colibri_matrix_init(&w, &p->tensor, e->weights + (size_t)(record.offset + p->tensor.offset));
     colibri_matmul_inputs(&m, &w, p->in);
+    if (p->biased)
+        m.bias = (const float *)(const void *)(e->weights + (size_t)(record.offset + p->bias));
     m.in_rows = p->in_rows + first;
     m.out_rows = d->slot + first;
     m.out = p->out;
@@ -115,7 +127,10 @@ static void expert_product(const struct dispatch *d, uint32_t role, struct activ
 {
     const struct engine *e = d->engine;
     struct expert_product p = {.dispatch = d, .in = in, .in_rows = in_rows, .out = out};
+    colibri_tensor bias;
     (void)colibri_image_find(e->image, d->layer, role, &p.tensor);
+    p.biased = colibri_image_find(e->image, d->layer, role + 3, &bias) == COLIBRI_OK;
+    p.bias = bias.offset;
     p.chunk = colibri_chunk(e, p.tensor.rows);
     p.chunks = colibri_divide_up(p.tensor.rows, p.chunk);
     colibri_quantize(e, in, p.tensor.group);
@@ -140,26 +155,38 @@ struct combine {
     const float *outputs; /* one row a slot */
     const float *shared;  /* one row a token, or NULL */
     const float *gates;   /* the shared expert's score of each token, or NULL */
+    float *in;            /* the block's input, one row a token: becomes its output */
+    bool weighted;        /* the weights have not been used on the input already */
 };
+
+/* Output of choice k; the last `identities` experts give their input back. */
+static float output_of(const struct combine *c, uint32_t token, uint32_t k, uint32_t i)
+{
+    const colibri_config *config = &c->dispatch->engine->image->config;
+    size_t slot = (size_t)token * config->top_k + k;
+    if (c->dispatch->ids[slot] >= config->experts - config->identities)
+        return c->in[(size_t)token * config->hidden + i];
+    return c->outputs[slot * config->hidden + i];
+}
 
 static void combine_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct combine *c = arg;
     const struct dispatch *d = c->dispatch;
     const colibri_config *config = &d->engine->image->config;
-    uint32_t n = config->hidden, top_k = config->top_k;
-    float *hidden = colibri_floats(d->engine, COLIBRI_BUFFER_HIDDEN) + (size_t)token * n;
-    const float *weights = d->weights + (size_t)token * top_k;
-    const float *outputs = c->outputs + (size_t)token * top_k * n;
+    const float *weights = d->weights + (size_t)token * config->top_k;
+    float *row = c->in + (size_t)token * config->hidden;
     float gate = c->gates != NULL ? colibri_sigmoid(c->gates[token]) : 1.0f;
     (void)worker;
-    for (uint32_t i = 0; i < n; i++) {
-        float sum = weights[0] * outputs[i];
-        for (uint32_t k = 1; k < top_k; k++)
-            sum = sum + weights[k] * outputs[(size_t)k * n + i];
+    for (uint32_t i = 0; i < config->hidden; i++) {
+        float sum = 0.0f;
+        for (uint32_t k = 0; k < config->top_k; k++) {
+            float y = (c->weighted ? weights[k] : 1.0f) * output_of(c, token, k, i);
+            sum = k == 0 ? y : sum + y;
+        }
         if (c->shared != NULL)
-            sum = sum + gate * c->shared[(size_t)token * n + i];
-        hidden[i] = hidden[i] + sum;
+            sum = sum + gate * c->shared[(size_t)token * config->hidden + i];
+        row[i] = sum;
     }
 }
 
@@ -190,14 +217,15 @@ colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct ac
         return status;
     pack(&d);
     struct activations inner = colibri_ffn_inner(e, e->tokens * c->top_k, c->expert_size);
+    bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
     float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
     expert_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values);
     expert_product(&d, COLIBRI_ROLE_EXPERT_UP, in, d.token, up);
-    colibri_silu_rows(e, &inner, up);
+    colibri_activate(e, &inner, up, on_input ? d.weights : NULL);
     expert_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs);
     trace_experts(&d);
-    struct combine combine = {&d, outputs, NULL, NULL};
+    struct combine combine = {&d, outputs, NULL, NULL, in->values, !on_input};
     share(&d, in, &combine);
     colibri_run(e, e->tokens, combine_token, &combine);
     return COLIBRI_OK;

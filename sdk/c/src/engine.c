@@ -5,6 +5,8 @@
 
 #include "engine_state.h"
 #include "float_math.h"
+#include "options.h"
+#include "rope.h"
 #include "size.h"
 #include "step_tokens.h"
 
@@ -110,26 +112,40 @@ struct step {
 static void embed_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct step *s = arg;
+    uint32_t n = s->embedding.columns;
+    float *row = colibri_floats(s->engine, COLIBRI_BUFFER_HIDDEN) + (size_t)token * n;
     (void)worker;
-    colibri_row_values(&s->embedding, s->tokens[token],
-                       colibri_floats(s->engine, COLIBRI_BUFFER_HIDDEN) +
-                           (size_t)token * s->embedding.columns);
+    colibri_row_values(&s->embedding, s->tokens[token], row);
+    for (uint32_t i = 0; i < n; i++)
+        row[i] = row[i] * s->engine->image->config.embedding_scale;
 }
 
+/* hidden += mixer(norm(hidden)); hidden += ffn(norm(hidden)) */
 static colibri_status layer(const struct engine *e, uint32_t l, struct activations *normed)
 {
-    float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
+    const float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
+    colibri_status status = COLIBRI_OK;
+    colibri_layer kind;
+    colibri_image_layer(e->image, l, &kind);
     colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
-    colibri_attention(e, l, normed);
-    colibri_norm(e, hidden, colibri_vector_of(e, l, COLIBRI_ROLE_FFN_NORM), normed);
-    if (colibri_image_ffn(e->image, l) == COLIBRI_FFN_MOE)
-        return colibri_experts(e, l, normed);
-#if COLIBRI_WITH_DENSE
-    float *out = colibri_floats(e, COLIBRI_BUFFER_WORK);
-    colibri_dense_ffn(e, l, normed, COLIBRI_ROLE_DENSE_GATE, e->image->config.dense_size, out);
-    colibri_add_rows(e, hidden, out, e->image->config.hidden);
+    colibri_norm(e, hidden, l, COLIBRI_ROLE_ATTENTION_NORM, COLIBRI_ROLE_ATTENTION_NORM_BIAS, normed);
+#if COLIBRI_WITH_LATENT
+    if (kind.mixer == COLIBRI_MIXER_LATENT)
+        colibri_latent_attention(e, l, normed);
+    else
 #endif
-    return COLIBRI_OK;
+        colibri_attention(e, l, normed);
+    colibri_add_block(e, l, COLIBRI_ROLE_ATTENTION_POST_NORM, normed);
+    colibri_norm(e, hidden, l, COLIBRI_ROLE_FFN_NORM, COLIBRI_ROLE_FFN_NORM_BIAS, normed);
+    if (kind.ffn == COLIBRI_FFN_MOE)
+        status = colibri_experts(e, l, normed);
+#if COLIBRI_WITH_DENSE
+    else
+        colibri_dense_ffn(e, l, normed, COLIBRI_ROLE_DENSE_GATE, e->image->config.dense_size,
+                          normed->values);
+#endif
+    colibri_add_block(e, l, COLIBRI_ROLE_FFN_POST_NORM, normed);
+    return status;
 }
 
 /* Logits of the wanted rows, in order. */
@@ -139,17 +155,21 @@ static colibri_status project(const struct engine *e, uint32_t wanted, struct ac
     const colibri_config *c = &e->image->config;
     const float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
     const float *weight = colibri_vector_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_OUTPUT_NORM);
+    const float *bias = colibri_vector_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_OUTPUT_NORM_BIAS);
     for (uint32_t i = 0; i < wanted; i++)
-        e->kernels->rms_norm(hidden + (size_t)colibri_wanted(e)[i] * c->hidden, weight, c->hidden,
-                             c->norm_epsilon, normed->values + (size_t)i * c->hidden);
+        colibri_norm_row(e, hidden + (size_t)colibri_wanted(e)[i] * c->hidden, weight, bias, c->hidden,
+                         normed->values + (size_t)i * c->hidden);
     normed->rows = wanted;
     normed->group = 0;
-    colibri_linear(e, COLIBRI_GLOBAL_LAYER, c->tied ? COLIBRI_ROLE_EMBEDDING : COLIBRI_ROLE_OUTPUT, 0,
-                   normed, logits, c->vocabulary);
-    for (uint32_t i = 0; i < wanted; i++)
-        for (uint32_t v = 0; v < c->vocabulary; v++)
-            if (!colibri_finite_bits(colibri_float_bits(logits[(size_t)i * c->vocabulary + v])))
+    colibri_linear(e, COLIBRI_GLOBAL_LAYER, c->tied ? COLIBRI_ROLE_EMBEDDING : COLIBRI_ROLE_OUTPUT,
+                   COLIBRI_ROLE_OUTPUT_BIAS, normed, logits, c->vocabulary);
+    for (uint32_t i = 0; i < wanted; i++) {
+        for (uint32_t v = 0; v < c->vocabulary; v++, logits++) {
+            *logits = *logits * c->logits_scale;
+            if (!colibri_finite_bits(colibri_float_bits(*logits)))
                 return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, i, v, 0);
+        }
+    }
     return COLIBRI_OK;
 }
 
@@ -160,6 +180,7 @@ static colibri_status step(const struct engine *e, const uint32_t *tokens, uint3
     struct activations normed = {
         .values = colibri_floats(e, COLIBRI_BUFFER_NORMED),
         .columns = c->hidden,
+        .stride = c->hidden,
         .rows = e->tokens,
         .codes = (int8_t *)e->buffers[COLIBRI_BUFFER_CODES],
         .scales = colibri_floats(e, COLIBRI_BUFFER_CODE_SCALES),
@@ -168,8 +189,9 @@ static colibri_status step(const struct engine *e, const uint32_t *tokens, uint3
     colibri_trace(e, COLIBRI_EVENT_STEP, 0, 0, e->tokens, 0, 0);
     (void)colibri_matrix_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_EMBEDDING, &s.embedding);
     colibri_run(e, e->tokens, embed_token, &s);
-    if (c->rope_size != 0)
-        colibri_rope_table(e);
+    for (uint32_t set = 1; set <= 2; set++)
+        if (e->image->rope_sets & set)
+            colibri_rope_table(e, set);
     for (uint32_t l = 0; status == COLIBRI_OK && l < c->layers; l++)
         status = layer(e, l, &normed);
     if (status == COLIBRI_OK && wanted != 0)

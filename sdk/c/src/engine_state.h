@@ -25,7 +25,8 @@ struct engine {
 /* Rows of activations, and whether their int8 form is at hand. */
 struct activations {
     float *values;
-    uint32_t columns;       /* also the stride of values */
+    uint32_t columns;
+    uint32_t stride;        /* floats between rows of values; codes lie close */
     uint32_t rows;
     int8_t *codes;
     float *scales;
@@ -54,7 +55,12 @@ bool colibri_matrix_of(const struct engine *e, uint32_t layer, uint32_t role, co
 const float *colibri_vector_of(const struct engine *e, uint32_t layer, uint32_t role);
 
 void colibri_quantize(const struct engine *e, struct activations *a, uint32_t group);
-void colibri_norm(const struct engine *e, const float *x, const float *weight, struct activations *out);
+
+/* out = norm(x) with the weight of a role; bias_role 0: always RMS, without a bias. */
+void colibri_norm(const struct engine *e, const float *x, uint32_t layer, uint32_t role, uint32_t bias_role,
+                  struct activations *out);
+void colibri_norm_row(const struct engine *e, const float *x, const float *weight, const float *bias,
+                      uint32_t columns, float *out);
 
 /* out[row] = tensor x in[row] (+ bias), rows stride floats apart. bias_role 0: none. */
 void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
@@ -63,19 +69,24 @@ void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint3
 /* The parts of a product that linear and the dispatcher share: rows an item takes, the input side. */
 uint32_t colibri_chunk(const struct engine *e, uint32_t rows);
 void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const struct activations *in);
-void colibri_add_rows(const struct engine *e, float *x, const float *y, uint32_t columns);
 
-/* attention.c: hidden += attention(norm(hidden)) */
-void colibri_rope_table(const struct engine *e);
+/* hidden += residual_scale * norm(y); the norm only when the layer has one with that role. */
+void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, struct activations *y);
+
+/* attention.c, latent.c: normed.values become the block's output. */
 void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+void colibri_latent_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+void colibri_trace_attention(const struct engine *e, uint32_t layer, uint32_t planes, uint32_t elements);
 
-/* ffn.c: out = down(silu(gate(in)) * up(in)); the roles of gate, up and down follow each other. */
+/* ffn.c: out = down(act(gate(in)) * up(in)); the roles of gate, up and down follow each other. */
 void colibri_dense_ffn(const struct engine *e, uint32_t layer, struct activations *in,
                        uint32_t gate_role, uint32_t size, float *out);
 struct activations colibri_ffn_inner(const struct engine *e, uint32_t rows, uint32_t columns);
-void colibri_silu_rows(const struct engine *e, struct activations *gate, const float *up);
 
-/* dispatch.c: hidden += experts(in); NONFINITE when a router score is. */
+/* gate = act(gate) * up, rows first multiplied by weights when there are any. */
+void colibri_activate(const struct engine *e, struct activations *gate, float *up, const float *weights);
+
+/* dispatch.c: in.values become the output; NONFINITE when a router score is. */
 colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in);
 
 #endif

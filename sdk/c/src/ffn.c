@@ -1,12 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated feed-forward of dense layers and shared experts. */
 #include "engine_state.h"
+#include "float_math.h"
+#include "options.h"
 
 struct activations colibri_ffn_inner(const struct engine *e, uint32_t rows, uint32_t columns)
 {
     struct activations inner = {
         .values = colibri_floats(e, COLIBRI_BUFFER_FFN_GATE),
         .columns = columns,
+        .stride = columns,
         .rows = rows,
         .codes = (int8_t *)e->buffers[COLIBRI_BUFFER_FFN_CODES],
         .scales = colibri_floats(e, COLIBRI_BUFFER_FFN_SCALES),
@@ -14,25 +17,67 @@ struct activations colibri_ffn_inner(const struct engine *e, uint32_t rows, uint
     return inner;
 }
 
-struct silu_task {
-    const struct engine *engine;
-    struct activations *gate;
-    const float *up;
-};
-
-static void silu_row(void *arg, uint32_t row, uint32_t worker)
+#if COLIBRI_WITH_ACTIVATIONS
+static float gelu(float x) /* tanh form: 0.7978845608 = sqrt(2 / pi) */
 {
-    const struct silu_task *t = arg;
-    size_t at = (size_t)row * t->gate->columns;
-    (void)worker;
-    t->engine->kernels->silu_gate(t->gate->values + at, t->up + at, t->gate->columns);
+    return 0.5f * x * (1.0f + colibri_tanh(0.7978845608f * (x + 0.044715f * (x * x * x))));
 }
 
-void colibri_silu_rows(const struct engine *e, struct activations *gate, const float *up)
+/* gpt-oss: transformers modeling_gpt_oss.py, GptOssExperts. */
+static float clamped(const colibri_config *c, float gate, float up)
 {
-    struct silu_task task = {e, gate, up};
+    float limit = c->activation_limit;
+    gate = gate > limit ? limit : gate;
+    up = up > limit ? limit : up;
+    up = up < -limit ? -limit : up;
+    return (up + 1.0f) * (gate * colibri_sigmoid(gate * c->activation_alpha));
+}
+
+static void other_gate(const colibri_config *c, float *gate, const float *up, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (c->activation == COLIBRI_ACTIVATION_CLAMPED)
+            gate[i] = clamped(c, gate[i], up[i]);
+        else if (c->activation == COLIBRI_ACTIVATION_GELU)
+            gate[i] = gelu(gate[i]) * up[i];
+        else
+            gate[i] = (gate[i] > 0.0f ? gate[i] : 0.0f) * up[i];
+    }
+}
+#endif
+
+struct activate_task {
+    const struct engine *engine;
+    struct activations *gate;
+    float *up;
+    const float *weights;
+};
+
+static void activate_row(void *arg, uint32_t row, uint32_t worker)
+{
+    const struct activate_task *t = arg;
+    const struct engine *e = t->engine;
+    uint32_t n = t->gate->columns;
+    float *gate = t->gate->values + (size_t)row * n, *up = t->up + (size_t)row * n;
+    (void)worker;
+    for (uint32_t i = 0; t->weights != NULL && i < n; i++) {
+        gate[i] = gate[i] * t->weights[row];
+        up[i] = up[i] * t->weights[row];
+    }
+#if COLIBRI_WITH_ACTIVATIONS
+    if (e->image->config.activation != COLIBRI_ACTIVATION_SILU) {
+        other_gate(&e->image->config, gate, up, n);
+        return;
+    }
+#endif
+    e->kernels->silu_gate(gate, up, n);
+}
+
+void colibri_activate(const struct engine *e, struct activations *gate, float *up, const float *weights)
+{
+    struct activate_task task = {e, gate, up, weights};
     gate->group = 0;
-    colibri_run(e, gate->rows, silu_row, &task);
+    colibri_run(e, gate->rows, activate_row, &task);
     colibri_trace(e, COLIBRI_EVENT_VECTOR, 0, 0, gate->rows, (uint64_t)gate->rows * gate->columns * 12, 0);
 }
 
@@ -43,6 +88,6 @@ void colibri_dense_ffn(const struct engine *e, uint32_t layer, struct activation
     float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
     colibri_linear(e, layer, gate_role, 0, in, inner.values, size);
     colibri_linear(e, layer, gate_role + 1, 0, in, up, size);
-    colibri_silu_rows(e, &inner, up);
+    colibri_activate(e, &inner, up, NULL);
     colibri_linear(e, layer, gate_role + 2, 0, &inner, out, e->image->config.hidden);
 }

@@ -27,6 +27,32 @@ float colibri_sigmoid(float x)
     return 1.0f / (1.0f + colibri_exp(-x));
 }
 
+float colibri_tanh(float x)
+{
+    return 1.0f - 2.0f / (1.0f + colibri_exp(2.0f * x));
+}
+
+/* Cephes logf: the mantissa in [sqrt(1/2), sqrt(2)), its logarithm by a polynomial, the exponent times ln 2. */
+float colibri_log(float x)
+{
+    uint32_t bits = colibri_float_bits(x);
+    uint32_t exponent = (bits - 0x3F3504F3u) >> 23; /* of x / sqrt(1/2), wrapping */
+    float e = (float)((int32_t)(exponent << 23) / (1 << 23));
+    float m = colibri_float_from_bits(bits - (exponent << 23)) - 1.0f;
+    float z = m * m;
+    float y = 7.0376836292e-2f * m + -1.1514610310e-1f;
+    y = y * m + 1.1676998740e-1f;
+    y = y * m + -1.2420140846e-1f;
+    y = y * m + 1.4249322787e-1f;
+    y = y * m + -1.6668057665e-1f;
+    y = y * m + 2.0000714765e-1f;
+    y = y * m + -2.4999993993e-1f;
+    y = y * m + 3.3333331174e-1f;
+    y = y * m * z + COLIBRI_LN2_LOW * e;
+    y = y - 0.5f * z;
+    return m + y + COLIBRI_LN2_HIGH * e;
+}
+
 float colibri_rsqrt(float x)
 {
     float half = 0.5f * x;

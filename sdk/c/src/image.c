@@ -121,18 +121,30 @@ static uint32_t table(const colibri_image *image, uint32_t kind, uint32_t entry,
     return (uint32_t)s.offset;
 }
 
+static bool layer_built(const colibri_layer *l)
+{
+    if (!COLIBRI_WITH_DENSE && l->ffn == COLIBRI_FFN_DENSE)
+        return false;
+    if (!COLIBRI_WITH_ATTENTION_EXTRAS && l->flags != 0)
+        return false;
+    return COLIBRI_WITH_LATENT || l->mixer != COLIBRI_MIXER_LATENT;
+}
+
 static colibri_status check_layers(colibri_image *image, colibri_error *error)
 {
-    image->moe_layers = 0;
-    for (uint32_t l = 0; l < image->config.layers; l++) {
-        uint32_t at = image->layers + l * COLIBRI_LAYER_ENTRY;
-        uint32_t ffn = image->meta[at + 1];
-        if (image->meta[at] != COLIBRI_MIXER_ATTENTION || ffn - 1u >= COLIBRI_FFN_MOE ||
-            !all_zero(image->meta + at + 2, COLIBRI_LAYER_ENTRY - 2))
+    for (uint32_t i = 0; i < image->config.layers; i++) {
+        uint32_t at = image->layers + i * COLIBRI_LAYER_ENTRY;
+        colibri_layer l;
+        colibri_image_layer(image, i, &l);
+        if (l.mixer - 1u >= COLIBRI_MIXER_LATENT || l.ffn - 1u >= COLIBRI_FFN_MOE || l.rope > 2 ||
+            l.flags > (COLIBRI_LAYER_UNIT_KEYS | COLIBRI_LAYER_TEMPERATURE) ||
+            (l.window != 0 && l.chunk != 0) || !all_zero(image->meta + at + 12, 4))
             return broken(error, at);
-        if (!COLIBRI_WITH_DENSE && ffn == COLIBRI_FFN_DENSE)
-            return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, at, ffn, COLIBRI_FFN_MOE);
-        image->moe_layers += ffn == COLIBRI_FFN_MOE;
+        if (!layer_built(&l))
+            return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, at, 0, 0);
+        image->moe_layers += l.ffn == COLIBRI_FFN_MOE;
+        image->latent_layers += l.mixer == COLIBRI_MIXER_LATENT;
+        image->rope_sets |= l.rope;
     }
     return COLIBRI_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "bytes.h"
 #include "fail.h"
+#include "options.h"
 #include "size.h"
 #include "tensor.h"
 
@@ -14,13 +15,8 @@ static bool within(uint32_t x, uint32_t low, uint32_t high)
     return x >= low && x <= high;
 }
 
-static bool finite(float x)
-{
-    return colibri_finite_bits(colibri_float_bits(x));
-}
-
 /* Index of the first word that is out of range, or UINT32_MAX. */
-static uint32_t bad_attention_word(const colibri_config *c)
+static uint32_t bad_size_word(const colibri_config *c)
 {
     if (!within(c->vocabulary, 1, 1u << 24))
         return WORD(vocabulary);
@@ -38,29 +34,87 @@ static uint32_t bad_attention_word(const colibri_config *c)
         return WORD(head_size);
     if (c->rope_size > c->head_size || c->rope_size % 2 != 0)
         return WORD(rope_size);
-    if (c->rope_style > COLIBRI_ROPE_PAIRS)
-        return WORD(rope_style);
-    if (c->activation != COLIBRI_ACTIVATION_SILU)
-        return WORD(activation);
     if (c->tied > 1)
         return WORD(tied);
-    if (!finite(c->norm_epsilon) || !(c->norm_epsilon > 0.0f))
+    return UINT32_MAX;
+}
+
+static uint32_t bad_latent_word(const colibri_config *c, bool latent)
+{
+    if (!(latent ? within(c->value_size, 1, 1024) : c->value_size == 0) || c->heads * c->value_size > 131072)
+        return WORD(value_size);
+    if (!(latent ? within(c->latent_size, 1, 8192) : c->latent_size == 0))
+        return WORD(latent_size);
+    if (c->query_latent > (latent ? 65536u : 0u))
+        return WORD(query_latent);
+    if (latent && (c->rope_size == 0 || c->rope_size == c->head_size))
+        return WORD(rope_size);
+    return UINT32_MAX;
+}
+
+static uint32_t bad_kind_word(const colibri_config *c)
+{
+    if (c->rope_style > COLIBRI_ROPE_PAIRS)
+        return WORD(rope_style);
+    if (!within(c->activation, COLIBRI_ACTIVATION_SILU,
+                COLIBRI_WITH_ACTIVATIONS ? COLIBRI_ACTIVATION_CLAMPED : COLIBRI_ACTIVATION_SILU))
+        return WORD(activation);
+    if (c->norm > (COLIBRI_WITH_LAYER_NORM ? COLIBRI_NORM_LAYER : COLIBRI_NORM_RMS))
+        return WORD(norm);
+    if (!COLIBRI_WITH_ATTENTION_EXTRAS && c->clip != 0.0f)
+        return WORD(clip);
+    return UINT32_MAX;
+}
+
+/* Words 19 .. 21 and router_scale .. temperature_scale are floats. */
+static uint32_t bad_float_word(const colibri_config *c)
+{
+    const uint32_t *words = (const uint32_t *)(const void *)c;
+    for (uint32_t i = WORD(norm_epsilon); i <= WORD(temperature_scale); i++)
+        if ((i <= WORD(rope_scale) || i >= WORD(router_scale)) && !colibri_finite_bits(words[i]))
+            return i;
+    if (!(c->norm_epsilon > 0.0f))
         return WORD(norm_epsilon);
-    if (!finite(c->attention_scale))
-        return WORD(attention_scale);
-    return finite(c->rope_scale) ? UINT32_MAX : WORD(rope_scale);
+    if (!(c->router_epsilon >= 0.0f))
+        return WORD(router_epsilon);
+    if (!(c->clip >= 0.0f))
+        return WORD(clip);
+    return c->temperature_floor >= 0.0f ? UINT32_MAX : WORD(temperature_floor);
+}
+
+static bool router_built(uint32_t router)
+{
+    switch (router) {
+    case COLIBRI_ROUTER_SOFTMAX: return true;
+    case COLIBRI_ROUTER_SIGMOID: return COLIBRI_WITH_ROUTER_SIGMOID;
+    case COLIBRI_ROUTER_SPARSEMIXER: return COLIBRI_WITH_ROUTER_SPARSEMIXER;
+    default: return COLIBRI_WITH_ROUTER_TOPK && within(router, COLIBRI_ROUTER_SOFTMAX, COLIBRI_ROUTER_TOPK_SIGMOID);
+    }
+}
+
+/* At most 64 groups of equal size, enough experts in those that stay. */
+static bool groups_ok(const colibri_config *c)
+{
+    uint32_t ranks = c->router_flags & (COLIBRI_ROUTER_GROUP_BEST | COLIBRI_ROUTER_GROUP_TWO);
+    if (c->router_groups == 0)
+        return c->router_groups_kept == 0 && ranks == 0;
+    return COLIBRI_WITH_ROUTER_GROUPS && c->router_groups <= 64 && c->experts % c->router_groups == 0 &&
+           within(c->router_groups_kept, 1, c->router_groups) &&
+           c->experts / c->router_groups * c->router_groups_kept >= c->top_k &&
+           (ranks == COLIBRI_ROUTER_GROUP_BEST || ranks == COLIBRI_ROUTER_GROUP_TWO);
 }
 
 static uint32_t bad_expert_word(const colibri_config *c, uint32_t moe_layers)
 {
     bool none = moe_layers == 0;
-    if (c->router != (none ? 0u : COLIBRI_ROUTER_SOFTMAX_TOPK))
+    if (none ? c->router != 0 : !router_built(c->router))
         return WORD(router);
-    if (c->router_flags > (none ? 0u : COLIBRI_ROUTER_RENORMALISE))
+    if (c->router_flags > (none ? 0u : 63u))
         return WORD(router_flags);
     if (!(none ? c->experts == 0 : within(c->experts, 1, 4096)))
         return WORD(experts);
-    if (!(none ? c->top_k == 0 : within(c->top_k, 1, c->experts < 64 ? c->experts : 64)))
+    if (!(none ? c->top_k == 0 : within(c->top_k, 1, c->experts < 64 ? c->experts : 64)) ||
+        (c->router == COLIBRI_ROUTER_SPARSEMIXER && c->top_k != 2))
         return WORD(top_k);
     if (!(none ? c->expert_size == 0 : within(c->expert_size, 1, 65536)))
         return WORD(expert_size);
@@ -70,13 +124,21 @@ static uint32_t bad_expert_word(const colibri_config *c, uint32_t moe_layers)
         return WORD(shared_flags);
     if (!(moe_layers == c->layers ? c->dense_size == 0 : within(c->dense_size, 1, 65536)))
         return WORD(dense_size);
-    return UINT32_MAX;
+    if (c->identities >= (none ? 1 : c->experts))
+        return WORD(identities);
+    return groups_ok(c) ? UINT32_MAX : WORD(router_groups);
 }
 
 colibri_status colibri_check_config(const colibri_image *image, colibri_error *error)
 {
     const colibri_config *c = &image->config;
-    uint32_t bad = bad_attention_word(c);
+    uint32_t bad = bad_size_word(c);
+    if (bad == UINT32_MAX)
+        bad = bad_latent_word(c, image->latent_layers != 0);
+    if (bad == UINT32_MAX)
+        bad = bad_kind_word(c);
+    if (bad == UINT32_MAX)
+        bad = bad_float_word(c);
     if (bad == UINT32_MAX)
         bad = bad_expert_word(c, image->moe_layers);
     for (uint32_t i = 0; bad == UINT32_MAX && i < sizeof c->reserved / 4; i++)
@@ -88,39 +150,69 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 }
 
 /* A dimension is a code for a number of the config. */
-enum dimension { ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE };
-enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4 };
-enum when { ALWAYS, UNTIED, ROTATED, DENSE_LAYER, MOE_LAYER, SHARED_LAYER, SHARED_GATED };
+enum dimension {
+    ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE, HEADS, ATTENDED,
+    QUERY_INPUT, QUERY_LATENT, LATENT, LATENT_ROPE, HEAD_LATENTS, HEAD_REST, HEAD_VALUES
+};
+enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16 };
+enum when {
+    ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENTION_LAYER, LATENT_LAYER, QUERY_LATENT_LAYER,
+    DENSE_LAYER, MOE_LAYER, SHARED_LAYER, SHARED_GATED
+};
+enum { VECTOR = F32_ONLY | OPTIONAL };
 
 static const struct rule {
     uint8_t role, rows, columns, flags, when;
 } rules[] = {
     /* ascending within the layer's and within the global part */
     {COLIBRI_ROLE_ATTENTION_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
-    {COLIBRI_ROLE_QUERY, QUERIES, HIDDEN, 0, ALWAYS},
-    {COLIBRI_ROLE_KEY, KEYS, HIDDEN, 0, ALWAYS},
-    {COLIBRI_ROLE_VALUE, KEYS, HIDDEN, 0, ALWAYS},
-    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, QUERIES, 0, ALWAYS},
-    {COLIBRI_ROLE_QUERY_BIAS, ONE, QUERIES, F32_ONLY | OPTIONAL, ALWAYS},
-    {COLIBRI_ROLE_KEY_BIAS, ONE, KEYS, F32_ONLY | OPTIONAL, ALWAYS},
-    {COLIBRI_ROLE_VALUE_BIAS, ONE, KEYS, F32_ONLY | OPTIONAL, ALWAYS},
+    {COLIBRI_ROLE_QUERY, QUERIES, QUERY_INPUT, 0, ALWAYS},
+    {COLIBRI_ROLE_KEY, KEYS, HIDDEN, 0, ATTENTION_LAYER},
+    {COLIBRI_ROLE_VALUE, KEYS, HIDDEN, 0, ATTENTION_LAYER},
+    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, ATTENDED, 0, ALWAYS},
+    {COLIBRI_ROLE_QUERY_BIAS, ONE, QUERIES, VECTOR, ATTENTION_LAYER},
+    {COLIBRI_ROLE_KEY_BIAS, ONE, KEYS, VECTOR, ATTENTION_LAYER},
+    {COLIBRI_ROLE_VALUE_BIAS, ONE, KEYS, VECTOR, ATTENTION_LAYER},
+    {COLIBRI_ROLE_ATTENTION_OUT_BIAS, ONE, HIDDEN, VECTOR, ALWAYS},
+    {COLIBRI_ROLE_QUERY_NORM, ONE, QUERIES, VECTOR | OR_HEAD | EXTRA, ATTENTION_LAYER},
+    {COLIBRI_ROLE_KEY_NORM, ONE, KEYS, VECTOR | OR_HEAD | EXTRA, ATTENTION_LAYER},
+    {COLIBRI_ROLE_SINKS, ONE, HEADS, VECTOR | EXTRA, ATTENTION_LAYER},
+    {COLIBRI_ROLE_OUTPUT_GATE, QUERIES, HIDDEN, OPTIONAL | EXTRA, ATTENTION_LAYER},
+    {COLIBRI_ROLE_ATTENTION_NORM_BIAS, ONE, HIDDEN, F32_ONLY, LAYER_NORMED},
+    {COLIBRI_ROLE_ATTENTION_POST_NORM, ONE, HIDDEN, VECTOR, ALWAYS},
     {COLIBRI_ROLE_FFN_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
     {COLIBRI_ROLE_DENSE_GATE, DENSE, HIDDEN, 0, DENSE_LAYER},
     {COLIBRI_ROLE_DENSE_UP, DENSE, HIDDEN, 0, DENSE_LAYER},
     {COLIBRI_ROLE_DENSE_DOWN, HIDDEN, DENSE, 0, DENSE_LAYER},
+    {COLIBRI_ROLE_FFN_NORM_BIAS, ONE, HIDDEN, F32_ONLY, LAYER_NORMED},
+    {COLIBRI_ROLE_FFN_POST_NORM, ONE, HIDDEN, VECTOR, ALWAYS},
+    {COLIBRI_ROLE_LATENT_QUERY, QUERY_LATENT, HIDDEN, 0, QUERY_LATENT_LAYER},
+    {COLIBRI_ROLE_LATENT_QUERY_NORM, ONE, QUERY_LATENT, F32_ONLY, QUERY_LATENT_LAYER},
+    {COLIBRI_ROLE_LATENT, LATENT_ROPE, HIDDEN, 0, LATENT_LAYER},
+    {COLIBRI_ROLE_LATENT_NORM, ONE, LATENT, F32_ONLY, LATENT_LAYER},
+    {COLIBRI_ROLE_LATENT_KEY, HEAD_LATENTS, HEAD_REST, 0, LATENT_LAYER},
+    {COLIBRI_ROLE_LATENT_VALUE, HEAD_VALUES, LATENT, 0, LATENT_LAYER},
     {COLIBRI_ROLE_ROUTER, EXPERTS, HIDDEN, F32_ONLY, MOE_LAYER},
+    {COLIBRI_ROLE_ROUTER_BIAS, ONE, EXPERTS, VECTOR, MOE_LAYER},
     {COLIBRI_ROLE_SHARED_GATE, SHARED, HIDDEN, 0, SHARED_LAYER},
     {COLIBRI_ROLE_SHARED_UP, SHARED, HIDDEN, 0, SHARED_LAYER},
     {COLIBRI_ROLE_SHARED_DOWN, HIDDEN, SHARED, 0, SHARED_LAYER},
     {COLIBRI_ROLE_SHARED_ROUTER, ONE, HIDDEN, F32_ONLY, SHARED_GATED},
+    {COLIBRI_ROLE_ROUTER_SELECTION, ONE, EXPERTS, VECTOR, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_GATE, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_UP, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_DOWN, HIDDEN, EXPERT, IN_RECORD, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERT_GATE_BIAS, ONE, EXPERT, VECTOR | IN_RECORD, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERT_UP_BIAS, ONE, EXPERT, VECTOR | IN_RECORD, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERT_DOWN_BIAS, ONE, HIDDEN, VECTOR | IN_RECORD, MOE_LAYER},
 }, global_rules[] = {
     {COLIBRI_ROLE_EMBEDDING, VOCABULARY, HIDDEN, 0, ALWAYS},
     {COLIBRI_ROLE_OUTPUT, VOCABULARY, HIDDEN, 0, UNTIED},
     {COLIBRI_ROLE_OUTPUT_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
     {COLIBRI_ROLE_ROPE, ONE, ROTATIONS, F32_ONLY, ROTATED},
+    {COLIBRI_ROLE_ROPE_2, ONE, ROTATIONS, F32_ONLY, ROTATED_2},
+    {COLIBRI_ROLE_OUTPUT_NORM_BIAS, ONE, HIDDEN, F32_ONLY, LAYER_NORMED},
+    {COLIBRI_ROLE_OUTPUT_BIAS, ONE, VOCABULARY, VECTOR, ALWAYS},
 };
 
 static uint32_t dimension(const colibri_config *c, uint32_t d)
@@ -135,22 +227,45 @@ static uint32_t dimension(const colibri_config *c, uint32_t d)
     case EXPERT: return c->expert_size;
     case SHARED: return c->shared_size;
     case DENSE: return c->dense_size;
+    case HEADS: return c->heads;
+    case ATTENDED: return c->heads * (c->value_size != 0 ? c->value_size : c->head_size);
+    case QUERY_INPUT: return c->query_latent != 0 ? c->query_latent : c->hidden;
+    case QUERY_LATENT: return c->query_latent;
+    case LATENT: return c->latent_size;
+    case LATENT_ROPE: return c->latent_size + c->rope_size;
+    case HEAD_LATENTS: return c->heads * c->latent_size;
+    case HEAD_REST: return c->head_size - c->rope_size;
+    case HEAD_VALUES: return c->heads * c->value_size;
     default: return 1;
+    }
+}
+
+static bool layer_applies(const colibri_config *c, const colibri_layer *l, uint32_t when)
+{
+    bool moe = l->ffn == COLIBRI_FFN_MOE, latent = l->mixer == COLIBRI_MIXER_LATENT;
+    switch (when) {
+    case ATTENTION_LAYER: return !latent;
+    case LATENT_LAYER: return latent;
+    case QUERY_LATENT_LAYER: return latent && c->query_latent != 0;
+    case DENSE_LAYER: return !moe;
+    case MOE_LAYER: return moe;
+    case SHARED_LAYER: return moe && c->shared_size != 0;
+    default: return moe && (c->shared_flags & COLIBRI_SHARED_SIGMOID) != 0;
     }
 }
 
 static bool applies(const colibri_image *image, uint32_t layer, uint32_t when)
 {
-    const colibri_config *c = &image->config;
-    bool moe = when >= DENSE_LAYER && colibri_image_ffn(image, layer) == COLIBRI_FFN_MOE;
+    colibri_layer l;
     switch (when) {
-    case UNTIED: return c->tied == 0;
-    case ROTATED: return c->rope_size != 0;
-    case DENSE_LAYER: return !moe;
-    case MOE_LAYER: return moe;
-    case SHARED_LAYER: return moe && c->shared_size != 0;
-    case SHARED_GATED: return moe && (c->shared_flags & COLIBRI_SHARED_SIGMOID) != 0;
-    default: return true;
+    case ALWAYS: return true;
+    case UNTIED: return image->config.tied == 0;
+    case ROTATED: return image->config.rope_size != 0 && (image->rope_sets & 1u) != 0;
+    case ROTATED_2: return image->config.rope_size != 0 && (image->rope_sets & 2u) != 0;
+    case LAYER_NORMED: return image->config.norm == COLIBRI_NORM_LAYER;
+    default:
+        colibri_image_layer(image, layer, &l);
+        return layer_applies(&image->config, &l, when);
     }
 }
 
@@ -190,12 +305,15 @@ static colibri_status check_tensor(struct walk *w, uint32_t layer, const struct 
     uint32_t columns = dimension(&w->image->config, rule->columns);
     if (!there)
         return bad_tensor(w, layer, rule->role, 0, 0);
+    if (rule->flags & OR_HEAD && t.columns == w->image->config.head_size)
+        columns = t.columns;
     if (t.rows != rows || t.columns != columns)
         return bad_tensor(w, layer, rule->role, (uint64_t)t.rows << 32 | t.columns,
                           (uint64_t)rows << 32 | columns);
     if (!colibri_type_valid(t.type, t.group) || (rule->flags & F32_ONLY && t.type != COLIBRI_F32))
         return bad_tensor(w, layer, rule->role, t.type, COLIBRI_F32);
-    if (t.order != 0 || (!(rule->flags & F32_ONLY) && !colibri_type_built(t.type)))
+    if (t.order != 0 || (!(rule->flags & F32_ONLY) && !colibri_type_built(t.type)) ||
+        (!COLIBRI_WITH_ATTENTION_EXTRAS && rule->flags & EXTRA))
         return colibri_fail(w->error, COLIBRI_ERR_UNSUPPORTED, layer << 16 | rule->role,
                             t.order != 0 ? t.order : t.type, 0);
     const uint8_t *entry = w->image->meta + w->image->tensors + w->next * (uint32_t)COLIBRI_TENSOR_ENTRY;
@@ -235,7 +353,9 @@ colibri_status colibri_check_tensors(const colibri_image *image, colibri_error *
 static uint64_t record_bytes(const colibri_image *image, uint32_t layer)
 {
     colibri_tensor t;
-    (void)colibri_image_find(image, layer, COLIBRI_ROLE_EXPERT_DOWN, &t);
+    uint32_t role = COLIBRI_ROLE_EXPERT_DOWN_BIAS;
+    while (colibri_image_find(image, layer, role, &t) != COLIBRI_OK)
+        role--; /* down at the latest, which is there */
     return t.offset + t.bytes;
 }
 
@@ -255,15 +375,15 @@ colibri_status colibri_check_experts(const colibri_image *image, colibri_error *
 {
     colibri_section section;
     bool there = colibri_find_section(image, COLIBRI_SECTION_EXPERT_WEIGHTS, &section);
-    if (there != (image->moe_layers != 0) ||
-        image->expert_count != image->moe_layers * image->config.experts)
+    uint32_t each = image->config.experts - image->config.identities;
+    if (there != (image->moe_layers != 0) || image->expert_count != image->moe_layers * each)
         return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_EXPERTS,
-                            image->expert_count, image->moe_layers * image->config.experts);
+                            image->expert_count, image->moe_layers * each);
     uint32_t alignment = colibri_load_u32(image->meta + 48), index = 0;
     uint64_t sum = 0, all = 0, padded;
     for (uint32_t l = 0; there && l < image->config.layers; l++) {
-        uint64_t bytes = colibri_image_ffn(image, l) == COLIBRI_FFN_MOE ? record_bytes(image, l) : 0;
-        for (uint32_t e = 0; bytes != 0 && e < image->config.experts; e++, index++) {
+        uint64_t bytes = applies(image, l, MOE_LAYER) ? record_bytes(image, l) : 0;
+        for (uint32_t e = 0; bytes != 0 && e < each; e++, index++) {
             if (check_expert(image, index, bytes, &section, alignment) != COLIBRI_OK)
                 return colibri_fail(error, COLIBRI_ERR_STRUCTURE,
                                     image->experts + index * (uint32_t)COLIBRI_EXPERT_ENTRY, 0, bytes);

@@ -74,9 +74,15 @@ colibri_status colibri_image_find(const colibri_image *image, uint32_t layer, ui
     return COLIBRI_ERR_TENSOR;
 }
 
-uint32_t colibri_image_ffn(const colibri_image *image, uint32_t layer)
+void colibri_image_layer(const colibri_image *image, uint32_t layer, colibri_layer *out)
 {
-    return image->meta[image->layers + layer * (uint32_t)COLIBRI_LAYER_ENTRY + 1];
+    const uint8_t *p = image->meta + image->layers + layer * (uint32_t)COLIBRI_LAYER_ENTRY;
+    out->mixer = p[0];
+    out->ffn = p[1];
+    out->rope = p[2];
+    out->flags = p[3];
+    out->window = colibri_load_u32(p + 4);
+    out->chunk = colibri_load_u32(p + 8);
 }
 
 uint32_t colibri_image_stop_ids(const colibri_image *image, uint32_t *ids, uint32_t capacity)

@@ -28,5 +28,29 @@
 #ifndef COLIBRI_WITH_DENSE /* layers with a dense FFN */
 #define COLIBRI_WITH_DENSE 1
 #endif
+#ifndef COLIBRI_WITH_LATENT /* multi-head latent attention */
+#define COLIBRI_WITH_LATENT 1
+#endif
+#ifndef COLIBRI_WITH_ATTENTION_EXTRAS /* norms of queries and keys, output gate, sinks, clip, temperature */
+#define COLIBRI_WITH_ATTENTION_EXTRAS 1
+#endif
+#ifndef COLIBRI_WITH_LAYER_NORM
+#define COLIBRI_WITH_LAYER_NORM 1
+#endif
+#ifndef COLIBRI_WITH_ACTIVATIONS /* other than SiLU */
+#define COLIBRI_WITH_ACTIVATIONS 1
+#endif
+#ifndef COLIBRI_WITH_ROUTER_SIGMOID
+#define COLIBRI_WITH_ROUTER_SIGMOID 1
+#endif
+#ifndef COLIBRI_WITH_ROUTER_TOPK /* top-k of the scores first, then softmax or sigmoid */
+#define COLIBRI_WITH_ROUTER_TOPK 1
+#endif
+#ifndef COLIBRI_WITH_ROUTER_GROUPS
+#define COLIBRI_WITH_ROUTER_GROUPS 1
+#endif
+#ifndef COLIBRI_WITH_ROUTER_SPARSEMIXER
+#define COLIBRI_WITH_ROUTER_SPARSEMIXER 1
+#endif
 
 #endif

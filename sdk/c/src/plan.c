@@ -74,25 +74,81 @@ static void groups(const colibri_image *image, uint32_t *smallest, uint32_t *lar
     }
 }
 
+static bool has_role(const colibri_image *image, uint32_t role)
+{
+    colibri_tensor t;
+    for (uint32_t i = 0; colibri_image_tensor(image, i, &t) == COLIBRI_OK; i++)
+        if (t.role == role)
+            return true;
+    return false;
+}
+
+/* Widths of the rows that a model's blocks work on. */
+struct widths {
+    uint32_t work;   /* floats: queries, attention output, block output */
+    uint32_t keys;   /* floats: what enters the cache, also the output gate */
+    uint32_t latent; /* floats: queries in the latent */
+    uint64_t codes;  /* int8, padded to the largest group */
+    uint32_t scales;
+};
+
+static uint32_t padded(uint32_t n, uint32_t group)
+{
+    return colibri_divide_up(n, group) * group;
+}
+
+static struct widths widths_of(const colibri_image *image, uint32_t small, uint32_t large)
+{
+    const colibri_config *c = &image->config;
+    uint32_t queries = c->heads * c->head_size, values = c->heads * c->value_size;
+    uint32_t wide = c->latent_size != 0 ? c->latent_size + c->rope_size : 0;
+    struct widths w = {.work = larger(larger(queries, values), c->hidden),
+                       .keys = larger(larger(c->kv_heads * c->head_size * 2, wide),
+                                      has_role(image, COLIBRI_ROLE_OUTPUT_GATE) ? queries : 0),
+                       .latent = larger(c->heads * wide, c->query_latent)};
+    if (large == 0)
+        return w;
+    uint32_t row = larger(larger(w.work, c->query_latent), 1);
+    w.codes = padded(row, large);
+    w.scales = colibri_divide_up(row, small);
+    if (wide != 0) { /* each head's part is a row of its own */
+        uint32_t part = larger(c->head_size - c->rope_size, c->latent_size);
+        w.codes = w.codes > (uint64_t)c->heads * padded(part, large) ? w.codes
+                                                                     : (uint64_t)c->heads * padded(part, large);
+        w.scales = larger(w.scales, c->heads * colibri_divide_up(part, small));
+    }
+    return w;
+}
+
 /* Activations are touched about four times a layer; a decoded token uses one row of each. */
 static void size_activations(const colibri_image *image, const colibri_limits *l, struct sizes *s)
 {
     const colibri_config *c = &image->config;
-    uint32_t queries = c->heads * c->head_size, keys = c->kv_heads * c->head_size;
     uint32_t busy = larger(c->layers * 4 * ONCE / l->batch, 1), small, large;
-    uint32_t wide = larger(queries, c->hidden), slots = l->batch * larger(c->top_k, 1);
-    uint32_t routed = slots * c->expert_size; /* 65535 slots of 65536: fits */
-    uint32_t ffn = larger(routed, l->batch * larger(c->shared_size, c->dense_size));
     groups(image, &small, &large);
+    struct widths w = widths_of(image, small, large);
     set(s, COLIBRI_BUFFER_STATE, l->sequences, 8, busy);
     set(s, COLIBRI_BUFFER_STEP, l->batch, 10, busy);
-    set(s, COLIBRI_BUFFER_ROPE, l->batch, c->rope_size * 4u, busy);
+    set(s, COLIBRI_BUFFER_ROPE, l->batch * (image->rope_sets > 1 ? 2u : 1u), c->rope_size * 4u, busy);
     set(s, COLIBRI_BUFFER_HIDDEN, l->batch, c->hidden * 4u, busy);
     set(s, COLIBRI_BUFFER_NORMED, l->batch, c->hidden * 4u, busy);
-    set(s, COLIBRI_BUFFER_WORK, l->batch, wide * 4u, busy);
-    set(s, COLIBRI_BUFFER_KEY_VALUE, l->batch, keys * 8u, busy);
+    set(s, COLIBRI_BUFFER_WORK, l->batch, w.work * 4u, busy);
+    set(s, COLIBRI_BUFFER_KEY_VALUE, l->batch, w.keys * 4u, busy);
+    set(s, COLIBRI_BUFFER_LATENT, l->batch, (uint64_t)w.latent * 4, busy);
+    set(s, COLIBRI_BUFFER_CODES, l->batch, w.codes, busy);
+    set(s, COLIBRI_BUFFER_CODE_SCALES, l->batch, (uint64_t)w.scales * 4, busy);
     set(s, COLIBRI_BUFFER_SCORES, l->workers, l->context * 4u,
         larger(c->layers * c->heads * 4 * ONCE / l->workers, 1));
+}
+
+static void size_ffn(const colibri_image *image, const colibri_limits *l, struct sizes *s)
+{
+    const colibri_config *c = &image->config;
+    uint32_t busy = larger(c->layers * 4 * ONCE / l->batch, 1), small, large;
+    uint32_t slots = l->batch * larger(c->top_k, 1), inner = larger(c->shared_size, c->dense_size);
+    uint32_t routed = slots * c->expert_size; /* 65535 slots of 65536: fits */
+    uint32_t ffn = larger(routed, l->batch * inner);
+    groups(image, &small, &large);
     if (c->experts != 0) {
         set(s, COLIBRI_BUFFER_ROUTER, l->batch, c->experts * 4u, busy);
         set(s, COLIBRI_BUFFER_ROUTES, slots, 6, busy);
@@ -103,11 +159,8 @@ static void size_activations(const colibri_image *image, const colibri_limits *l
     set(s, COLIBRI_BUFFER_FFN_UP, ffn, 4, busy);
     if (large == 0)
         return;
-    set(s, COLIBRI_BUFFER_CODES, l->batch, colibri_divide_up(wide, large) * large, busy);
-    set(s, COLIBRI_BUFFER_CODE_SCALES, l->batch, colibri_divide_up(wide, small) * 4u, busy);
-    uint32_t inner = larger(c->shared_size, c->dense_size);
-    uint64_t routed_codes = (uint64_t)slots * (colibri_divide_up(c->expert_size, large) * large);
-    uint64_t inner_codes = (uint64_t)l->batch * (colibri_divide_up(inner, large) * large);
+    uint64_t routed_codes = (uint64_t)slots * padded(c->expert_size, large);
+    uint64_t inner_codes = (uint64_t)l->batch * padded(inner, large);
     uint64_t routed_scales = (uint64_t)slots * colibri_divide_up(c->expert_size, small);
     uint64_t inner_scales = (uint64_t)l->batch * colibri_divide_up(inner, small);
     set(s, COLIBRI_BUFFER_FFN_CODES, 1, routed_codes > inner_codes ? routed_codes : inner_codes, busy);
@@ -117,15 +170,13 @@ static void size_activations(const colibri_image *image, const colibri_limits *l
 
 static void size_all(const colibri_image *image, const colibri_limits *l, struct sizes *s)
 {
-    uint64_t vectors;
+    uint64_t position = colibri_kv_position_bytes(image, l->kv, image->config.layers), all;
     memset(s, 0, sizeof *s);
     s->ok = true;
     size_activations(image, l, s);
-    /* layers * kv_heads * 2 <= 2^21 vectors a position */
-    s->ok = s->ok && colibri_mul((uint64_t)image->config.layers * image->config.kv_heads * 2, l->sequences, &vectors) &&
-            colibri_mul(vectors, l->context, &vectors) &&
-            colibri_mul(vectors, colibri_kv_stride(l->kv, image->config.head_size),
-                        &s->bytes[COLIBRI_BUFFER_KV]);
+    size_ffn(image, l, s);
+    s->ok = s->ok && colibri_mul(position, l->sequences, &all) &&
+            colibri_mul(all, l->context, &s->bytes[COLIBRI_BUFFER_KV]);
     s->intensity[COLIBRI_BUFFER_KV] = ONCE;
     if (l->weights == COLIBRI_WEIGHTS_LOADED)
         s->bytes[COLIBRI_BUFFER_WEIGHTS] = image->bytes;

@@ -11,6 +11,7 @@ static const char *const names[COLIBRI_BUFFER_COUNT][2] = {
     [COLIBRI_BUFFER_NORMED] = {"normed", "normalised input of a block, then its output"},
     [COLIBRI_BUFFER_WORK] = {"work", "queries and attention output; shared or dense FFN output"},
     [COLIBRI_BUFFER_KEY_VALUE] = {"key_value", "keys and values before they enter the cache"},
+    [COLIBRI_BUFFER_LATENT] = {"latent", "queries carried into the latent, then their results"},
     [COLIBRI_BUFFER_CODES] = {"codes", "activations quantised to int8"},
     [COLIBRI_BUFFER_CODE_SCALES] = {"code_scales", "scales of the quantised activations"},
     [COLIBRI_BUFFER_SCORES] = {"scores", "attention scores, one row a worker"},

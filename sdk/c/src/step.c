@@ -1,7 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every block is made of: work shared over the pool, norms, products. Work is split over outputs,
  * never over sums, so nothing here depends on the number of workers. */
+#include "../kernels/ref/sums.h"
 #include "engine_state.h"
+#include "float_math.h"
+#include "options.h"
 #include "size.h"
 
 void colibri_run(const struct engine *e, uint32_t items, colibri_task fn, void *arg)
@@ -42,22 +45,18 @@ const float *colibri_vector_of(const struct engine *e, uint32_t layer, uint32_t 
     return (const float *)(const void *)m.codes;
 }
 
-struct rows_task {
+struct quantize_task {
     const struct engine *engine;
-    const float *x;
-    const float *y;
     struct activations *a;
-    float *out;
-    uint32_t columns;
 };
 
 static void quantize_row(void *arg, uint32_t row, uint32_t worker)
 {
-    struct rows_task *t = arg;
+    const struct quantize_task *t = arg;
     const struct activations *a = t->a;
     uint32_t groups = colibri_divide_up(a->columns, a->group);
     (void)worker;
-    t->engine->kernels->quantize(a->values + (size_t)row * a->columns, a->columns, a->group,
+    t->engine->kernels->quantize(a->values + (size_t)row * a->stride, a->columns, a->group,
                                  a->codes + (size_t)row * groups * a->group,
                                  a->scales + (size_t)row * groups);
 }
@@ -67,40 +66,90 @@ void colibri_quantize(const struct engine *e, struct activations *a, uint32_t gr
     if (group == 0 || a->group == group)
         return;
     a->group = group;
-    struct rows_task task = {.engine = e, .a = a};
+    struct quantize_task task = {e, a};
     colibri_run(e, a->rows, quantize_row, &task);
 }
 
-static void norm_row(void *arg, uint32_t row, uint32_t worker)
+#if COLIBRI_WITH_LAYER_NORM
+/* Sums by index mod 16, as everywhere (docs/numerics.md section 2). */
+static void layer_norm(const float *x, const float *weight, const float *bias, uint32_t n, float epsilon,
+                       float *out)
 {
-    struct rows_task *t = arg;
-    size_t at = (size_t)row * t->columns;
-    (void)worker;
-    t->engine->kernels->rms_norm(t->x + at, t->y, t->columns, t->engine->image->config.norm_epsilon,
-                                 t->out + at);
+    colibri_sums s = {{0}}, v = {{0}};
+    for (uint32_t i = 0; i < n; i++)
+        s.part[i % 16] = s.part[i % 16] + x[i];
+    float mean = colibri_sums_tree(&s) / (float)n;
+    for (uint32_t i = 0; i < n; i++)
+        v.part[i % 16] = v.part[i % 16] + (x[i] - mean) * (x[i] - mean);
+    float r = colibri_rsqrt(colibri_sums_tree(&v) / (float)n + epsilon);
+    for (uint32_t i = 0; i < n; i++)
+        out[i] = ((x[i] - mean) * r) * weight[i] + bias[i];
+}
+#endif
+
+void colibri_norm_row(const struct engine *e, const float *x, const float *weight, const float *bias,
+                      uint32_t columns, float *out)
+{
+    float epsilon = e->image->config.norm_epsilon;
+#if COLIBRI_WITH_LAYER_NORM
+    if (bias != NULL) {
+        layer_norm(x, weight, bias, columns, epsilon, out);
+        return;
+    }
+#endif
+    (void)bias;
+    e->kernels->rms_norm(x, weight, columns, epsilon, out);
 }
 
-void colibri_norm(const struct engine *e, const float *x, const float *weight, struct activations *out)
+struct norm_task {
+    const struct engine *engine;
+    const float *x;
+    const float *weight;
+    const float *bias;
+    struct activations *out;
+};
+
+static void norm_row(void *arg, uint32_t row, uint32_t worker)
 {
-    struct rows_task task = {e, x, weight, NULL, out->values, out->columns};
+    const struct norm_task *t = arg;
+    size_t at = (size_t)row * t->out->stride;
+    (void)worker;
+    colibri_norm_row(t->engine, t->x + at, t->weight, t->bias, t->out->columns, t->out->values + at);
+}
+
+void colibri_norm(const struct engine *e, const float *x, uint32_t layer, uint32_t role, uint32_t bias_role,
+                  struct activations *out)
+{
+    bool biased = bias_role != 0 && e->image->config.norm == COLIBRI_NORM_LAYER;
+    struct norm_task task = {e, x, colibri_vector_of(e, layer, role),
+                             biased ? colibri_vector_of(e, layer, bias_role) : NULL, out};
     out->group = 0;
     colibri_run(e, out->rows, norm_row, &task);
-    colibri_trace(e, COLIBRI_EVENT_VECTOR, 0, 0, out->rows, (uint64_t)out->rows * out->columns * 8, 0);
+    colibri_trace(e, COLIBRI_EVENT_VECTOR, layer, role, out->rows, (uint64_t)out->rows * out->columns * 8, 0);
 }
+
+struct add_task {
+    const struct engine *engine;
+    const float *y;
+    uint32_t stride;
+};
 
 static void add_row(void *arg, uint32_t row, uint32_t worker)
 {
-    struct rows_task *t = arg;
-    float *x = t->out + (size_t)row * t->columns;
-    const float *y = t->y + (size_t)row * t->columns;
+    const struct add_task *t = arg;
+    const colibri_config *c = &t->engine->image->config;
+    float *x = colibri_floats(t->engine, COLIBRI_BUFFER_HIDDEN) + (size_t)row * c->hidden;
+    const float *y = t->y + (size_t)row * t->stride;
     (void)worker;
-    for (uint32_t i = 0; i < t->columns; i++)
-        x[i] = x[i] + y[i];
+    for (uint32_t i = 0; i < c->hidden; i++)
+        x[i] = x[i] + c->residual_scale * y[i];
 }
 
-void colibri_add_rows(const struct engine *e, float *x, const float *y, uint32_t columns)
+void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, struct activations *y)
 {
-    struct rows_task task = {e, NULL, y, NULL, x, columns};
+    struct add_task task = {e, y->values, y->stride};
+    if (colibri_vector_of(e, layer, post_norm) != NULL)
+        colibri_norm(e, y->values, layer, post_norm, 0, y);
     colibri_run(e, e->tokens, add_row, &task);
 }
 
@@ -132,7 +181,7 @@ void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const str
     m->values = in->values;
     m->codes = in->codes;
     m->scales = in->scales;
-    m->value_stride = in->columns;
+    m->value_stride = in->stride;
     m->code_stride = w->groups * w->group;
     m->scale_stride = w->groups;
 }

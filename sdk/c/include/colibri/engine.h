@@ -63,10 +63,11 @@ typedef struct colibri_sampling {
 colibri_status colibri_sample(const float *logits, uint32_t count, const colibri_sampling *sampling,
                               uint64_t *rng, uint32_t *token);
 
-/* Router: scores of one token -> top_k expert ids and weights. ids ascending in rank.
- * Formula by config (router, router_flags). NONFINITE on NaN or infinity. scores is overwritten. */
-colibri_status colibri_route_topk(const colibri_config *config, float *scores, uint16_t *ids,
-                                  float *weights);
+/* Router: scores of one token -> top_k expert ids and weights, in the order of selection.
+ * Formula by config (router, router_flags, groups, scale, epsilon). selection: experts floats added for
+ * the choice only, or NULL. NONFINITE on NaN or infinity. scores is overwritten. */
+colibri_status colibri_route_topk(const colibri_config *config, const float *selection, float *scores,
+                                  uint16_t *ids, float *weights);
 
 /* Library version, major << 16 | minor << 8 | patch, and what was compiled in. */
 uint32_t colibri_version(void);

@@ -22,6 +22,9 @@ enum {
     COLIBRI_ROLE_OUTPUT = 2,      /* vocabulary x hidden; absent when tied */
     COLIBRI_ROLE_OUTPUT_NORM = 3, /* 1 x hidden, f32 */
     COLIBRI_ROLE_ROPE = 4,        /* 1 x rope_size / 2, f32: inverse frequencies */
+    COLIBRI_ROLE_ROPE_2 = 5,      /* a second set, for layers that ask for it */
+    COLIBRI_ROLE_OUTPUT_NORM_BIAS = 6,
+    COLIBRI_ROLE_OUTPUT_BIAS = 7, /* 1 x vocabulary */
     COLIBRI_ROLE_ATTENTION_NORM = 16,
     COLIBRI_ROLE_QUERY = 17,      /* heads * head_size x hidden */
     COLIBRI_ROLE_KEY = 18,        /* kv_heads * head_size x hidden */
@@ -30,28 +33,72 @@ enum {
     COLIBRI_ROLE_QUERY_BIAS = 21, /* biases and norms: 1 x n, f32 */
     COLIBRI_ROLE_KEY_BIAS = 22,
     COLIBRI_ROLE_VALUE_BIAS = 23,
+    COLIBRI_ROLE_ATTENTION_OUT_BIAS = 24,
+    COLIBRI_ROLE_QUERY_NORM = 25, /* 1 x head_size: per head; 1 x heads * head_size: the whole vector */
+    COLIBRI_ROLE_KEY_NORM = 26,
+    COLIBRI_ROLE_SINKS = 27,      /* 1 x heads: one more logit in the softmax of each head */
+    COLIBRI_ROLE_OUTPUT_GATE = 28, /* heads * head_size x hidden: sigmoid of it times the attention output */
+    COLIBRI_ROLE_ATTENTION_NORM_BIAS = 29,
+    COLIBRI_ROLE_ATTENTION_POST_NORM = 30, /* on the block's output, before it is added */
     COLIBRI_ROLE_FFN_NORM = 32,
     COLIBRI_ROLE_DENSE_GATE = 33, /* dense_size x hidden */
     COLIBRI_ROLE_DENSE_UP = 34,
     COLIBRI_ROLE_DENSE_DOWN = 35, /* hidden x dense_size */
-    COLIBRI_ROLE_ROUTER = 48,     /* experts x hidden, f32 */
+    COLIBRI_ROLE_FFN_NORM_BIAS = 36,
+    COLIBRI_ROLE_FFN_POST_NORM = 37,
+    COLIBRI_ROLE_LATENT_QUERY = 40,      /* query_latent x hidden */
+    COLIBRI_ROLE_LATENT_QUERY_NORM = 41,
+    COLIBRI_ROLE_LATENT = 42,            /* latent_size + rope_size x hidden: what the cache keeps */
+    COLIBRI_ROLE_LATENT_NORM = 43,       /* 1 x latent_size */
+    COLIBRI_ROLE_LATENT_KEY = 44,        /* heads * latent_size x head_size - rope_size: a query into the latent */
+    COLIBRI_ROLE_LATENT_VALUE = 45,      /* heads * value_size x latent_size: out of the latent */
+    COLIBRI_ROLE_ROUTER = 48,     /* experts x hidden, f32; all router vectors are f32 */
+    COLIBRI_ROLE_ROUTER_BIAS = 49, /* 1 x experts: added to the scores */
     COLIBRI_ROLE_SHARED_GATE = 50, /* shared_size x hidden */
     COLIBRI_ROLE_SHARED_UP = 51,
     COLIBRI_ROLE_SHARED_DOWN = 52,
     COLIBRI_ROLE_SHARED_ROUTER = 53, /* 1 x hidden, f32: sigmoid gate of the shared expert */
-    COLIBRI_ROLE_EXPERT_GATE = 64, /* expert_size x hidden; these three lie in the expert's record */
+    COLIBRI_ROLE_ROUTER_SELECTION = 54, /* 1 x experts: added for the choice only, not in the weight */
+    COLIBRI_ROLE_EXPERT_GATE = 64, /* expert_size x hidden; from here on, roles of the expert's record */
     COLIBRI_ROLE_EXPERT_UP = 65,
-    COLIBRI_ROLE_EXPERT_DOWN = 66
+    COLIBRI_ROLE_EXPERT_DOWN = 66,
+    COLIBRI_ROLE_EXPERT_GATE_BIAS = 67, /* 1 x rows of the matrices */
+    COLIBRI_ROLE_EXPERT_UP_BIAS = 68,
+    COLIBRI_ROLE_EXPERT_DOWN_BIAS = 69
 };
 #define COLIBRI_GLOBAL_LAYER 0xFFFFu /* layer of tensors that belong to none */
 
 enum { COLIBRI_FFN_DENSE = 1, COLIBRI_FFN_MOE = 2 };
-enum { COLIBRI_MIXER_ATTENTION = 1 };
-enum { COLIBRI_ROUTER_SOFTMAX_TOPK = 1 }; /* p = softmax(l); S = topk(p); w = p[S] */
-enum { COLIBRI_ROUTER_RENORMALISE = 1 };  /* w /= sum(w) */
+enum {
+    COLIBRI_MIXER_ATTENTION = 1,
+    COLIBRI_MIXER_LATENT = 2 /* multi-head latent attention: the cache holds the latent */
+};
+
+/* How scores s become choices S and weights w. b: the selection vector, when the layer has one. */
+enum {
+    COLIBRI_ROUTER_SOFTMAX = 1,      /* p = softmax(s); S = top_k of p + b; w = p[S] */
+    COLIBRI_ROUTER_TOPK_SOFTMAX = 2, /* S = top_k of s; w = softmax(s[S]) */
+    COLIBRI_ROUTER_SIGMOID = 3,      /* p = sigmoid(s); S = top_k of p + b; w = p[S] */
+    COLIBRI_ROUTER_SPARSEMIXER = 4,  /* PhiMoE: two choices, each the softmax among its near rivals */
+    COLIBRI_ROUTER_TOPK_SIGMOID = 5  /* S = top_k of s; w = sigmoid(s[S]) */
+};
+enum {
+    COLIBRI_ROUTER_RENORMALISE = 1,  /* w /= sum(w) + epsilon */
+    COLIBRI_ROUTER_CLAMP = 2,        /* w /= max(sum(w), epsilon) instead */
+    COLIBRI_ROUTER_LENGTH = 4,       /* w /= sqrt(sum(w^2)) instead */
+    COLIBRI_ROUTER_GROUP_BEST = 8,   /* groups ranked by their best p + b */
+    COLIBRI_ROUTER_GROUP_TWO = 16,   /* ... by the sum of their two best */
+    COLIBRI_ROUTER_ON_INPUT = 32     /* the weight multiplies the expert's input, not its output */
+};
 enum { COLIBRI_SHARED_SIGMOID = 1 };      /* shared output *= sigmoid(shared_router . x) */
 enum { COLIBRI_ROPE_HALVES = 0, COLIBRI_ROPE_PAIRS = 1 }; /* rotate (i, i + n/2) or (2i, 2i + 1) */
-enum { COLIBRI_ACTIVATION_SILU = 1 };
+enum {
+    COLIBRI_ACTIVATION_SILU = 1,
+    COLIBRI_ACTIVATION_GELU = 2,   /* tanh form */
+    COLIBRI_ACTIVATION_RELU = 3,
+    COLIBRI_ACTIVATION_CLAMPED = 4 /* gpt-oss: (clamp(u) + 1) * g * sigmoid(alpha * g), g at most the limit */
+};
+enum { COLIBRI_NORM_RMS = 0, COLIBRI_NORM_LAYER = 1 };
 
 /* Effective model settings, 32-bit words in file order. Floats are IEEE single. */
 typedef struct colibri_config {
@@ -77,7 +124,24 @@ typedef struct colibri_config {
     float norm_epsilon;
     float attention_scale;   /* multiplies q.k */
     float rope_scale;        /* multiplies cos and sin */
-    uint32_t reserved[42];   /* zero */
+    uint32_t norm;           /* COLIBRI_NORM_* of the blocks and the output */
+    uint32_t value_size;     /* latent attention: elements of a head's value, else 0 */
+    uint32_t latent_size;    /* latent attention: elements that the cache keeps beside the rotated key, else 0 */
+    uint32_t query_latent;   /* size of the query's own latent, 0: none */
+    uint32_t identities;     /* the last of the experts return their input and have no record */
+    uint32_t router_groups;  /* 0: none; divides experts */
+    uint32_t router_groups_kept;
+    float router_scale;      /* multiplies the weights, 1: nothing */
+    float router_epsilon;    /* see router_flags; sparsemixer: its jitter */
+    float embedding_scale;   /* 1: nothing, here and below */
+    float residual_scale;    /* of each block's output before it is added */
+    float logits_scale;
+    float clip;              /* queries, keys and values are clamped to +-clip; 0: not */
+    float activation_limit;  /* COLIBRI_ACTIVATION_CLAMPED */
+    float activation_alpha;
+    float temperature_floor; /* llama4: queries *= 1 + scale * log(1 + floor((position + 1) / floor)), 0: not */
+    float temperature_scale;
+    uint32_t reserved[25];   /* zero */
 } colibri_config;
 
 /* One tensor, decoded from the table. */
@@ -93,6 +157,20 @@ typedef struct colibri_tensor {
     uint64_t bytes;
     uint32_t crc32;  /* of the tensor's bytes; 0 for expert roles, whose records carry it */
 } colibri_tensor;
+
+/* One layer, decoded from the table. */
+enum {
+    COLIBRI_LAYER_UNIT_KEYS = 1,   /* queries and keys are divided by their root mean square after rotation */
+    COLIBRI_LAYER_TEMPERATURE = 2  /* queries are scaled by position, see config.temperature_* */
+};
+typedef struct colibri_layer {
+    uint8_t mixer;
+    uint8_t ffn;
+    uint8_t rope;    /* 0: no rotation, 1 or 2: set of frequencies */
+    uint8_t flags;
+    uint32_t window; /* positions seen, the token's own included; 0: all before */
+    uint32_t chunk;  /* attention stays within blocks of this many positions; 0: no blocks */
+} colibri_layer;
 
 typedef struct colibri_expert {
     uint64_t offset; /* of the record, in its file */
@@ -131,6 +209,8 @@ typedef struct colibri_image {
     uint32_t layers;
     uint32_t experts;
     uint32_t moe_layers;
+    uint32_t latent_layers;
+    uint32_t rope_sets;    /* bit n - 1: some layer rotates with set n */
 } colibri_image;
 
 /* Opens and checks header, tables and padding; weights are not read.
@@ -154,8 +234,8 @@ colibri_status colibri_image_expert(const colibri_image *image, uint32_t index, 
 colibri_status colibri_image_find(const colibri_image *image, uint32_t layer, uint32_t role,
                                   colibri_tensor *out);
 
-/* COLIBRI_FFN_DENSE or COLIBRI_FFN_MOE. */
-uint32_t colibri_image_ffn(const colibri_image *image, uint32_t layer);
+/* layer below config.layers */
+void colibri_image_layer(const colibri_image *image, uint32_t layer, colibri_layer *out);
 
 /* Stop token ids: writes at most capacity of them, returns how many there are. */
 uint32_t colibri_image_stop_ids(const colibri_image *image, uint32_t *ids, uint32_t capacity);

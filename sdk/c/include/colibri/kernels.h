@@ -51,11 +51,13 @@ typedef struct colibri_attend {
     const uint8_t *values;
     uint32_t stride;
     uint32_t kv;            /* COLIBRI_F32, _F16, _Q8 */
-    uint32_t head_size;
+    uint32_t head_size;     /* elements of query and keys */
+    uint32_t value_size;    /* elements of values and out, at most head_size */
     uint32_t positions;     /* attended: 0 .. positions - 1, at least 1 */
     float scale;
+    const float *sink;      /* one more logit in the softmax, with no value; or NULL */
     float *scores;          /* positions floats of scratch */
-    float *out;             /* head_size */
+    float *out;             /* value_size; may be the query */
 } colibri_attend;
 
 struct colibri_kernels {

@@ -40,18 +40,21 @@ static float score(const colibri_attend *a, uint32_t position)
     return colibri_sums_tree(&s) * a->scale;
 }
 
-/* Scores become exp(score - maximum); returns one over their sum. */
-static float soften(float *scores, uint32_t n)
+/* Scores become exp(score - maximum); returns one over their sum, the sink included. */
+static float soften(float *scores, uint32_t n, const float *sink)
 {
-    float maximum = scores[0];
-    for (uint32_t p = 1; p < n; p++)
+    float maximum = sink != NULL ? *sink : scores[0];
+    for (uint32_t p = 0; p < n; p++)
         maximum = scores[p] > maximum ? scores[p] : maximum;
     colibri_sums s = {{0}};
     for (uint32_t p = 0; p < n; p++) {
         scores[p] = colibri_exp(scores[p] - maximum);
         s.part[p % 16] = s.part[p % 16] + scores[p];
     }
-    return 1.0f / colibri_sums_tree(&s);
+    float sum = colibri_sums_tree(&s);
+    if (sink != NULL)
+        sum = sum + colibri_exp(*sink - maximum);
+    return 1.0f / sum;
 }
 
 /* out may be the query: it is written after the last score. */
@@ -59,15 +62,15 @@ void colibri_ref_attend(const colibri_attend *a)
 {
     for (uint32_t p = 0; p < a->positions; p++)
         a->scores[p] = score(a, p);
-    float inverse = soften(a->scores, a->positions);
-    for (uint32_t i = 0; i < a->head_size; i++)
+    float inverse = soften(a->scores, a->positions, a->sink);
+    for (uint32_t i = 0; i < a->value_size; i++)
         a->out[i] = 0.0f;
     for (uint32_t p = 0; p < a->positions; p++) {
         const void *value = a->values + (size_t)p * a->stride;
         float scale = vector_scale(a->kv, value);
-        for (uint32_t i = 0; i < a->head_size; i++)
+        for (uint32_t i = 0; i < a->value_size; i++)
             a->out[i] = a->out[i] + a->scores[p] * element(a->kv, value, scale, i);
     }
-    for (uint32_t i = 0; i < a->head_size; i++)
+    for (uint32_t i = 0; i < a->value_size; i++)
         a->out[i] = a->out[i] * inverse;
 }

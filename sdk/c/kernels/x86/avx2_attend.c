@@ -35,10 +35,10 @@ static float score(const colibri_attend *a, uint32_t position)
     return colibri_avx2_tree(low, high) * a->scale;
 }
 
-static float soften(float *scores, uint32_t n)
+static float soften(float *scores, uint32_t n, const float *sink)
 {
-    float maximum = scores[0];
-    for (uint32_t p = 1; p < n; p++)
+    float maximum = sink != NULL ? *sink : scores[0];
+    for (uint32_t p = 0; p < n; p++)
         maximum = scores[p] > maximum ? scores[p] : maximum;
     __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps(), top = _mm256_set1_ps(maximum);
     uint32_t p = 0;
@@ -56,7 +56,10 @@ static float soften(float *scores, uint32_t n)
         scores[p] = colibri_exp(scores[p] - maximum);
         s.part[p % 16] = s.part[p % 16] + scores[p];
     }
-    return 1.0f / colibri_sums_tree(&s);
+    float sum = colibri_sums_tree(&s);
+    if (sink != NULL)
+        sum = sum + colibri_exp(*sink - maximum);
+    return 1.0f / sum;
 }
 
 /* Sixteen elements of the output at a time, all positions in order. */
@@ -76,13 +79,13 @@ static void gather(const colibri_attend *a, uint32_t i, __m256 inverse)
 
 void colibri_avx2_attend(const colibri_attend *a)
 {
-    if (a->head_size % 16 != 0) {
+    if (a->head_size % 16 != 0 || a->value_size % 16 != 0) {
         colibri_ref_attend(a);
         return;
     }
     for (uint32_t p = 0; p < a->positions; p++)
         a->scores[p] = score(a, p);
-    __m256 inverse = _mm256_set1_ps(soften(a->scores, a->positions));
-    for (uint32_t i = 0; i < a->head_size; i += 16)
+    __m256 inverse = _mm256_set1_ps(soften(a->scores, a->positions, a->sink));
+    for (uint32_t i = 0; i < a->value_size; i += 16)
         gather(a, i, inverse);
 }

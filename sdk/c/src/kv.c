@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kv.h"
+
+#include "convert.h"
+#include "engine_state.h"
+
+struct shape {
+    uint32_t planes;
+    uint32_t elements;
+};
+
+static struct shape shape_of(const colibri_image *image, uint32_t layer)
+{
+    const colibri_config *c = &image->config;
+    colibri_layer l;
+    colibri_image_layer(image, layer, &l);
+    if (l.mixer == COLIBRI_MIXER_LATENT)
+        return (struct shape){1, c->latent_size + c->rope_size};
+    return (struct shape){c->kv_heads * 2, c->head_size};
+}
+
+uint64_t colibri_kv_position_bytes(const colibri_image *image, uint32_t kv, uint32_t layer)
+{
+    uint64_t bytes = 0; /* at most 1024 layers of 2048 planes of 4 * 9216 bytes */
+    for (uint32_t l = 0; l < layer; l++) {
+        struct shape s = shape_of(image, l);
+        bytes += (uint64_t)s.planes * colibri_kv_stride(kv, s.elements);
+    }
+    return bytes;
+}
+
+uint8_t *colibri_kv_plane(const struct engine *e, uint32_t layer, uint32_t sequence, uint32_t plane)
+{
+    struct shape s = shape_of(e->image, layer);
+    size_t stride = colibri_kv_stride(e->limits.kv, s.elements), context = e->limits.context;
+    size_t before = (size_t)colibri_kv_position_bytes(e->image, e->limits.kv, layer);
+    return e->buffers[COLIBRI_BUFFER_KV] + before * e->limits.sequences * context +
+           ((size_t)sequence * s.planes + plane) * stride * context;
+}
+
+void colibri_kv_store(const struct engine *e, const float *x, uint32_t elements, uint8_t *vector)
+{
+#if COLIBRI_WITH_KV_F16
+    if (e->limits.kv == COLIBRI_F16) {
+        for (uint32_t i = 0; i < elements; i++)
+            ((uint16_t *)(void *)vector)[i] = colibri_float_to_f16(x[i]);
+        return;
+    }
+#endif
+#if COLIBRI_WITH_KV_Q8
+    if (e->limits.kv == COLIBRI_Q8) {
+        e->kernels->quantize(x, elements, elements, (int8_t *)vector + 4, (float *)(void *)vector);
+        return;
+    }
+#endif
+    memcpy(vector, x, elements * sizeof *x);
+}
+
+uint32_t colibri_kv_first(const colibri_layer *layer, uint32_t position)
+{
+    if (layer->chunk != 0)
+        return position - position % layer->chunk;
+    return layer->window != 0 && position >= layer->window ? position + 1 - layer->window : 0;
+}
