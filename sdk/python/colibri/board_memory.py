@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a board's memory holds before the engine comes: firmware or system, image, reserved parts.
+
+Bare-metal boards follow `colibri_emulator.layout`, which the linker script is made from. On a
+Linux board the system keeps its share, the image is mapped, and the rest is the engine's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from colibri._core import MAX_REGIONS
+from colibri.boards import Board, Region
+from colibri.errors import DoesNotFitError
+from colibri.image import Image
+from colibri.units import format_bytes
+
+PAGE = 4096  # what Linux hands out
+
+
+class Row(NamedTuple):
+    """Bytes of a region that are taken; `offset` from the region's start."""
+
+    region: str
+    name: str
+    offset: int
+    bytes: int
+    why: str
+
+
+class FreeRegion(NamedTuple):
+    """Memory for the engine: a part of the board's region of that name."""
+
+    name: str
+    address: int
+    size: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class BoardMemory:
+    """Free regions in the order that the C planner gets them, and what fills the rest.
+
+    `problem` says what does not fit even before the engine, or is empty.
+    """
+
+    regions: tuple[FreeRegion, ...]
+    rows: tuple[Row, ...]
+    problem: str = ""
+
+
+def board_memory(board: Board, image: Image) -> BoardMemory:
+    """The memory of a board around one image."""
+    if board.os == "linux":
+        return _linux(board, image.bytes)
+    return _bare_metal(board, image)
+
+
+def _reserved(board: Board) -> Iterator[Row]:
+    for region in board.regions:
+        for part in region.reserved:
+            yield Row(region.name, "reserved", part.offset, part.size, part.reason)
+
+
+def _bare_metal(board: Board, image: Image) -> BoardMemory:
+    # Imported late: the emulator is built on this package.
+    from colibri_emulator.layout import board_layout
+
+    reserved = tuple(_reserved(board))
+    try:
+        layout = board_layout(board, image.bytes, image.vocabulary)
+    except DoesNotFitError as error:
+        region = board.firmware.model_region
+        row = Row(region, "image", 0, image.bytes, "weights, used in place")
+        return BoardMemory((), (*reserved, row), str(error))
+    spans = [
+        ("firmware", layout.code_start, layout.code_limit, "code and constants, at most"),
+        ("firmware", layout.data_start, layout.data_limit, "stack and static data"),
+        ("logits", layout.logits_base, layout.logits_base + layout.logits_bytes,
+         "one row, the application's"),
+        ("image", layout.model_base, layout.model_base + layout.model_bytes,
+         "weights, used in place"),
+    ]  # fmt: skip
+    if layout.data_start < layout.code_limit:  # one region: a single row for both
+        start, end = layout.code_start, max(layout.code_limit, layout.data_limit)
+        spans[:2] = [("firmware", start, end, "code, constants, static data and stack")]
+    rows = [_row_at(board, *span) for span in spans]
+    free = tuple(FreeRegion(r.name, r.base, r.size, r.rank) for r in layout.regions)
+    return BoardMemory(free, (*reserved, *rows))
+
+
+def _row_at(board: Board, name: str, start: int, end: int, why: str) -> Row:
+    region = next(r for r in board.regions if r.base <= start < r.end)
+    return Row(region.name, name, start - region.base, end - start, why)
+
+
+def _linux(board: Board, image_bytes: int) -> BoardMemory:
+    firmware = board.firmware
+    rows = list(_reserved(board))
+    memory = [region for region in board.regions if region.kind == "dram"]
+    free = {region.name: _largest_gap(region) for region in memory}
+    problem = ""
+    for name, size, why in (
+        ("os", firmware.os_reserve_bytes, firmware.os_reserve_reason),
+        ("image", image_bytes, "mapped file, weights used in place"),
+    ):
+        place = max(free, key=lambda key: free[key][1] - free[key][0])
+        start, end = free[place]
+        rows.append(Row(place, name, start, size, why))
+        if start + size > end:
+            problem = (
+                f"{place} has {format_bytes(end - start)} for the {name}, "
+                f"which takes {format_bytes(size)}"
+            )
+            break
+        free[place] = (-(-(start + size) // PAGE) * PAGE, end)
+    regions = [
+        FreeRegion(region.name, region.base + start, end - start, region.rank)
+        for region in memory
+        for start, end in [free[region.name]]
+        if end > start
+    ]
+    return BoardMemory(() if problem else tuple(regions[:MAX_REGIONS]), tuple(rows), problem)
+
+
+def _largest_gap(region: Region) -> tuple[int, int]:
+    """Offsets of the longest part without reserved bytes."""
+    edges = sorted((part.offset, part.offset + part.size) for part in region.reserved)
+    starts = [0, *(end for _, end in edges)]
+    ends = [*(start for start, _ in edges), region.size]
+    return max(zip(starts, ends, strict=True), key=lambda gap: gap[1] - gap[0])

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""JSON of a checkpoint: an object, of bounded size, no key twice."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from colibri.errors import CheckpointError
+
+MAX_JSON = 64 << 20
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file; a key given twice is refused."""
+    return parse_object(read_bytes(path), path)
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a small file."""
+    try:
+        size = path.stat().st_size
+        if size > MAX_JSON:
+            raise CheckpointError(f"has {size} bytes", file=path,
+                                  hint=f"valid are at most {MAX_JSON}")  # fmt: skip
+        return path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(
+            error.strerror or "cannot be read",
+            file=path,
+            hint="a checkpoint folder must have this file",
+        ) from error
+
+
+def parse_object(data: bytes, path: Path, field: str | None = None) -> dict[str, Any]:
+    """The object that JSON text stands for; `path` and `field` say where it is from."""
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise CheckpointError(f"key '{twice}' is there twice", file=path, field=field)
+        return result
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"is not valid JSON: {error}", file=path, field=field) from error
+    if not isinstance(value, dict):
+        raise CheckpointError("must hold a JSON object", file=path, field=field)
+    return value

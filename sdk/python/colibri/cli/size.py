@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`colibri size`: judge an ELF against a board's memory and budgets."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from colibri.boards import load_board
+from colibri.cli.common import JsonOption, command, console, emit_json
+from colibri.fit.compare import compare
+from colibri.fit.format import as_json, show
+from colibri.fit.verdict import judge
+
+app = command("Judge an ELF against a board's memory and budgets.")
+
+
+@app.command()
+def size(
+    elf: Annotated[Path, typer.Argument(metavar="ELF", help="A firmware ELF of any toolchain.")],
+    board: Annotated[
+        str | None,
+        typer.Option("--board", metavar="ID", help="Board id, or path of a board file."),
+    ] = None,
+    baseline: Annotated[
+        Path | None,
+        typer.Option("--baseline", metavar="FILE", help="An ELF or stored JSON to compare with."),
+    ] = None,
+    image: Annotated[
+        Path | None,
+        typer.Option("--image", metavar="FILE", help="A model image flashed beside the ELF."),
+    ] = None,
+    as_object: JsonOption = False,
+) -> None:
+    """Judge an ELF against a board's memory and budgets.
+
+    Exit code 0: it fits, 1: it does not, 2: that could not be told.
+    """
+    loaded = load_board(board) if board is not None else None
+    verdict = judge(elf, loaded, image)
+    comparison = compare(verdict, baseline, loaded) if baseline is not None else None
+    if as_object:
+        emit_json(as_json(verdict, comparison))
+    else:
+        show(console(), verdict, comparison)
+    raise typer.Exit(verdict.exit_code)

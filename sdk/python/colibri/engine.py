@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens in, logits out.
+
+>>> engine = Engine(Image("demo.colibri"), context=256, workers=2)  # doctest: +SKIP
+>>> engine.infer([48, 2858, 1135]).shape                            # doctest: +SKIP
+(4096,)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from colibri import _core
+from colibri.errors import EngineError, PlanError
+from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
+from colibri.image import Image
+from colibri.sampling import Sampler, Sampling
+
+#: One trace event, as colibri_event lies in memory.
+EVENT = np.dtype(
+    [("kind", "<u4"), ("layer", "<u4"), ("index", "<u4"), ("count", "<u4"),
+     ("bytes", "<u8"), ("work", "<u8")]
+)  # fmt: skip
+
+
+class MemoryRegion(NamedTuple):
+    """Memory that the caller gives an engine and keeps alive while it is used."""
+
+    name: str
+    address: int
+    size: int
+    rank: int = 0
+
+
+class Step(NamedTuple):
+    """A generated token and the row of logits that it was drawn from."""
+
+    token: int
+    logits: NDArray[np.float32]
+
+
+def named(kind: str, table: dict[str, int], name: str) -> int:
+    """The number of a name such as a KV type; PlanError that lists the names."""
+    if name not in table:
+        raise PlanError(f"{kind} '{name}' is unknown", hint=f"use one of {', '.join(table)}")
+    return table[name]
+
+
+KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
+
+
+def make_limits(
+    *,
+    context: int | None = None,
+    batch: int | None = None,
+    workers: int | None = None,
+    kv: str = "f32",
+    sequences: int = 1,
+    profile: str = "wide",
+    weights: str = "mapped",
+) -> _core.Limits:
+    """The C library's limits; None asks for its default."""
+    sizes = {"context": context, "batch": batch, "workers": workers, "sequences": sequences}
+    for name, value in sizes.items():
+        if value is not None and not 1 <= value < 2**32:
+            raise PlanError(f"limit '{name}' is {value}", hint="use 1 or more")
+    return _core.Limits(
+        sequences=sequences,
+        context=context or 0,
+        batch=batch or 0,
+        workers=workers or 0,
+        kv=named("KV type", KV_TYPES, kv),
+        profile=named("kernel profile", _core.PROFILES, profile),
+        weights=named("weight placement", _core.WEIGHTS, weights),
+    )
+
+
+def as_tokens(tokens: ArrayLike) -> NDArray[np.uint32]:
+    """Token ids as the C library takes them; EngineError for what is not a list of ids."""
+    array = np.asarray(tokens)
+    if not array.size:
+        raise EngineError("there are no tokens", hint="give at least one")
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise EngineError(
+            f"tokens are {array.dtype} of shape {array.shape}", hint="give a flat list of integers"
+        )
+    bad = np.flatnonzero((array < 0) | (array >= 2**32))
+    if bad.size:
+        raise EngineError(
+            f"token {array[bad[0]]} at index {bad[0]} is not in the vocabulary",
+            hint="use 0 or more",
+        )
+    return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+class Engine:
+    """An image ready to run, in memory of exactly the planned size.
+
+    Parameters
+    ----------
+    image : Image or path
+        The model.
+    context : int, optional
+        Tokens that a sequence may hold. Default: the model's own context.
+    workers : int
+        Threads that share the work. Results do not depend on it.
+    batch : int, optional
+        Tokens per step of a prompt. Default: the library's (16). Results do not depend on it.
+    kv : {"f32", "f16", "q8"}
+        How the KV cache stores its numbers.
+    kernels : str
+        ``"auto"`` or one of `colibri.kernels()`. Results do not depend on it.
+    sequences : int
+        Independent contexts.
+    profile, weights : str
+        Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``).
+    memory : sequence of MemoryRegion, optional
+        Memory to use instead of the engine's own; the caller keeps it alive.
+    threads : int, optional
+        Threads of the pool when they shall differ from `workers`; 1: no pool.
+    trace : bool
+        Record events for `take_trace`.
+
+    Raises
+    ------
+    PlanError, DoesNotFitError, EngineError
+        With the value that would work.
+    """
+
+    def __init__(
+        self,
+        image: Image | str | Path,
+        context: int | None = None,
+        workers: int = 1,
+        batch: int | None = None,
+        kv: str = "f32",
+        kernels: str = "auto",
+        *,
+        sequences: int = 1,
+        profile: str = "wide",
+        weights: str = "mapped",
+        memory: Sequence[MemoryRegion] | None = None,
+        threads: int | None = None,
+        trace: bool = False,
+    ) -> None:
+        self.image = image if isinstance(image, Image) else Image(image)
+        limits = make_limits(
+            context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
+            profile=profile, weights=weights,
+        )  # fmt: skip
+        regions = None
+        if memory is not None:
+            regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        try:
+            self.core = _core.Engine(
+                self.image.core, limits, regions, kernels, threads or workers, trace
+            )
+        except (ValueError, RuntimeError) as error:
+            raise EngineError(str(error)) from None
+        self.context = context or self.image.context
+        self.vocabulary = self.image.vocabulary
+
+    @property
+    def kernels(self) -> str:
+        """Name of the kernel table in use."""
+        return self.core.kernels
+
+    def infer(
+        self, token_ids: ArrayLike, all_logits: bool = False, *, sequence: int = 0
+    ) -> NDArray[np.float32]:
+        """Continues a sequence.
+
+        Parameters
+        ----------
+        token_ids : array of int
+            At least one; the whole context may be filled in one call.
+        all_logits : bool
+            A row for every token instead of only the last.
+
+        Returns
+        -------
+        numpy.ndarray
+            float32, ``(vocabulary,)``, or ``(tokens, vocabulary)`` with `all_logits`.
+        """
+        tokens = as_tokens(token_ids)
+        sequences = None if sequence == 0 else np.full(tokens.size, sequence, np.uint32)
+        want = np.ones(tokens.size, np.uint8) if all_logits else None
+        logits = self.core.infer(tokens, sequences, want)
+        return logits if all_logits else logits[0]
+
+    def infer_batch(
+        self, token_ids: ArrayLike, sequences: ArrayLike, want: ArrayLike
+    ) -> NDArray[np.float32]:
+        """Tokens of several sequences at once: one row per true element of `want`, in order."""
+        wanted = np.ascontiguousarray(np.asarray(want, dtype=bool), dtype=np.uint8)
+        try:
+            return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
+        except ValueError as error:
+            raise EngineError(str(error)) from None
+
+    def reset(self, sequence: int | None = None) -> None:
+        """Forgets one sequence, or all of them."""
+        every = range(self.core.limits.sequences)
+        for one in every if sequence is None else [sequence]:
+            self.core.reset(one)
+
+    def length(self, sequence: int = 0) -> int:
+        """Tokens that a sequence holds."""
+        return self.core.length(sequence)
+
+    def high_water(self, region: int = 0) -> int:
+        """Bytes that the engine took of a memory region; equals the plan's."""
+        return self.core.high_water(region)
+
+    def selftest(self) -> None:
+        """Runs the image's golden vector; EngineError when the numbers differ."""
+        self.core.selftest()
+
+    def take_trace(self) -> NDArray[np.void]:
+        """Events since the last call, as an array of dtype `EVENT`."""
+        return np.frombuffer(self.core.take_trace(), dtype=EVENT)
+
+    def stream(
+        self, token_ids: ArrayLike, sampling: Sampling | None = None, *, sequence: int = 0
+    ) -> Iterator[Step]:
+        """Continues a sequence with `token_ids`, then with what it drew, until the context is full.
+
+        Nothing is computed ahead: a caller that stops has spent nothing on the next token.
+        """
+        sampler = Sampler(sampling or Sampling())
+        logits = self.infer(token_ids, sequence=sequence)
+        while True:
+            token = sampler(logits)
+            yield Step(token, logits)
+            if self.length(sequence) >= self.context:
+                return
+            logits = self.infer([token], sequence=sequence)
+
+    def generate(
+        self,
+        token_ids: Sequence[int],
+        max_new_tokens: int = DEFAULT_NEW_TOKENS,
+        sampling: Sampling | None = None,
+        *,
+        ignore_eos: bool = False,
+        on_token: Callable[[int], None] | None = None,
+    ) -> Generation:
+        """Forgets sequence 0, gives it `token_ids` and lets the model go on.
+
+        Ends at one of the image's stop ids unless `ignore_eos`; `on_token` gets each token as it
+        is drawn.
+        """
+        prompt = [int(token) for token in as_tokens(token_ids)]
+        request = Request(prompt, sampling or Sampling(), max_new_tokens, ignore_eos)
+        self.reset(0)
+        return generate(self, request, on_token=on_token)

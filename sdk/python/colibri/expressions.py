@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The small language in which family descriptors compute with config values.
+
+Python's syntax for names, numbers, strings, lists, arithmetic, comparisons, ``in``, ``and``,
+``or``, ``not``, ``a if c else b`` and the functions ``min``, ``max`` and ``len``; nothing else.
+An expression can neither loop nor reach anything but the values it is given.
+
+>>> evaluate("(layer + 1) % step == 0", {"layer": 3, "step": 2})
+True
+"""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+Value = Any  # what JSON can hold
+
+_FUNCTIONS: dict[str, Callable[..., Value]] = {"min": min, "max": max, "len": len}
+_BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
+    ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
+    ast.Pow: lambda a, b: float(a) ** b,  # of floats: an integer power could grow without end
+}  # fmt: skip
+_UNARY: dict[type[ast.unaryop], Callable[[Value], Value]] = {
+    ast.Not: operator.not_, ast.USub: operator.neg,
+}  # fmt: skip
+_COMPARE: dict[type[ast.cmpop], Callable[[Value, Value], Value]] = {
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Gt: operator.gt, ast.GtE: operator.ge, ast.Is: operator.is_, ast.IsNot: operator.is_not,
+    ast.In: lambda a, b: a in b, ast.NotIn: lambda a, b: a not in b,
+}  # fmt: skip
+
+
+def evaluate(text: str, names: Mapping[str, Value]) -> Value:
+    """Value of an expression.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name or anything outside the language; the message has the expression.
+    """
+    try:
+        return _evaluate(ast.parse(text, mode="eval").body, names)
+    except (SyntaxError, TypeError, ZeroDivisionError, OverflowError, KeyError) as error:
+        raise ValueError(f"expression '{text}': {type(error).__name__}: {error}") from error
+
+
+def _evaluate(node: ast.expr, names: Mapping[str, Value]) -> Value:
+    match node:
+        case ast.Constant(value):
+            return value
+        case ast.Name(name):
+            return names[name]
+        case ast.List(items):
+            return [_evaluate(item, names) for item in items]
+        case ast.BinOp(left, op, right) if type(op) in _BINARY:
+            return _BINARY[type(op)](_evaluate(left, names), _evaluate(right, names))
+        case ast.UnaryOp(op, operand) if type(op) in _UNARY:
+            return _UNARY[type(op)](_evaluate(operand, names))
+        case ast.BoolOp(op, values):
+            return _boolean(isinstance(op, ast.And), values, names)
+        case ast.IfExp(test, yes, no):
+            return _evaluate(yes if _evaluate(test, names) else no, names)
+        case ast.Compare(left, [op], [right]) if type(op) in _COMPARE:
+            return _COMPARE[type(op)](_evaluate(left, names), _evaluate(right, names))
+        case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
+            return _FUNCTIONS[name](*(_evaluate(argument, names) for argument in arguments))
+    raise SyntaxError(f"{type(node).__name__} is not part of the language")
+
+
+def _boolean(conjunction: bool, values: list[ast.expr], names: Mapping[str, Value]) -> Value:
+    result: Value = conjunction
+    for value in values:
+        result = _evaluate(value, names)
+        if bool(result) is not conjunction:
+            break
+    return result

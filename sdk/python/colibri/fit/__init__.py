@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Does a firmware fit? From an ELF to a verdict, in file order:
+
+``elf`` (read) → ``places`` (what asks for memory) → ``regions`` (the board's memory, by address)
+→ ``memory_map`` (placed and counted, then ``placing_checks``) → ``symbols`` (who owns the bytes)
+→ ``verdict`` (budgets, forbidden symbols) → ``compare`` (against a baseline) → ``format``.
+
+>>> from colibri.fit import judge
+>>> judge("firmware.elf").exit_code  # doctest: +SKIP
+0
+"""
+
+from colibri.fit.elf import Elf, read_elf
+from colibri.fit.findings import Finding
+from colibri.fit.memory_map import MemoryMap, build_map
+from colibri.fit.verdict import Verdict, judge
+
+__all__ = ["Elf", "Finding", "MemoryMap", "Verdict", "build_map", "judge", "read_elf"]

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the size tools have to say, one record per statement."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+#: Findings of one kind beyond this many are summed up in one line.
+OF_A_KIND = 20
+_ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """``level`` is error (does not fit), warning or note; ``code`` is stable, for scripts."""
+
+    level: str
+    code: str
+    what: str
+    where: str = ""
+    value: int | None = None
+    limit: int | None = None
+
+
+def summed_up(findings: Iterable[Finding]) -> list[Finding]:
+    """Errors first, and at most a screenful of each kind."""
+    seen: Counter[tuple[str, str]] = Counter()
+    kept: list[Finding] = []
+    for finding in findings:
+        key = (finding.level, finding.code)
+        seen[key] += 1
+        if seen[key] <= OF_A_KIND:
+            kept.append(finding)
+    for (level, code), times in seen.items():
+        if times > OF_A_KIND:
+            more = times - OF_A_KIND
+            kept.append(Finding(level, code, f"{more:,} more findings of this kind", value=more))
+    return sorted(kept, key=lambda finding: _ORDER[finding.level])

@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Show a verdict: one JSON object, or tables for people."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.text import Text
+
+from colibri.cli.common import bar, table
+from colibri.fit.compare import Comparison, Delta
+from colibri.fit.findings import Finding
+from colibri.fit.memory_map import Row, Usage
+from colibri.fit.symbols import OwnSymbol
+from colibri.fit.verdict import Verdict
+from colibri.units import format_bytes
+
+#: Symbols in JSON and on screen; ``symbols_total`` in JSON tells how many there are.
+JSON_SYMBOLS = 1000
+SCREEN_ROWS = 12
+_STYLES = {
+    "error": "bold red",
+    "warning": "yellow",
+    "note": "dim",
+    "fits": "bold green",
+    "over": "bold red",
+    "unknown": "bold yellow",
+}
+_WORDS = {"fits": "fits", "over": "does not fit", "unknown": "no verdict"}
+
+
+# -- JSON -----------------------------------------------------------------------------------------
+
+
+def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str, Any]:
+    """The fields of the JSON result, without ``schema``, which the command line adds."""
+    elf, placed = verdict.elf, verdict.map
+    fields: dict[str, Any] = {
+        "elf": str(elf.path),
+        "board": placed.board,
+        "machine": elf.machine,
+        "bits": elf.bits,
+        "endian": elf.endian,
+        "kind": elf.kind,
+        "detail": elf.detail,
+        "verdict": verdict.verdict,
+        "regions": [_region_json(usage) for usage in placed.usages],
+        "outside": [_row_json(row) for row in placed.outside],
+        "totals": placed.totals,
+        "image_bytes": placed.image_bytes,
+        "stack_bytes": placed.stack_bytes,
+        "symbols": [_symbol_json(verdict, s) for s in verdict.symbols[:JSON_SYMBOLS]],
+        "symbols_total": len(verdict.symbols),
+        "unattributed": verdict.unattributed,
+        "inexact": placed.inexact,
+        "findings": [_finding_json(finding) for finding in verdict.findings],
+        "rule": placed.rule,
+    }
+    if comparison is not None:
+        fields["baseline"] = {
+            "source": comparison.source,
+            "regions": [_delta_json(d) for d in comparison.regions],
+            "symbols": [_delta_json(d) for d in comparison.symbols],
+            "notes": comparison.notes,
+        }
+    return fields
+
+
+def _region_json(usage: Usage) -> dict[str, Any]:
+    region = usage.region
+    return {
+        "name": region.name,
+        "kind": region.kind,
+        "base": region.base,
+        "size": region.end - region.base,
+        "reserved": region.reserved_bytes,
+        "used": usage.used,
+        "free": usage.free,
+        "percent": usage.percent,
+        "overflow": usage.overflow,
+        "load_bytes": usage.load_bytes,
+        "load_span": usage.load_span,
+        "padding": usage.padding,
+        "unattributed": usage.unattributed,
+        "rows": [_row_json(row) for row in usage.rows],
+    }
+
+
+def _row_json(row: Row) -> dict[str, Any]:
+    return {
+        "name": row.name,
+        "kind": row.kind,
+        "role": row.role,
+        "address": row.address,
+        "bytes": row.bytes,
+    }
+
+
+def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
+    return {
+        "name": symbol.name,
+        "size": symbol.size,
+        "region": symbol.region,
+        "load_region": symbol.load_region,
+        "section": verdict.elf.sections[symbol.section].name,
+        "address": symbol.address,
+        "kind": symbol.kind,
+        "aliases": list(symbol.aliases),
+        "declared_size": symbol.declared_size,
+        "clipped": symbol.clipped,
+    }
+
+
+def _finding_json(finding: Finding) -> dict[str, Any]:
+    return {
+        "level": finding.level,
+        "code": finding.code,
+        "what": finding.what,
+        "where": finding.where,
+        "value": finding.value,
+        "limit": finding.limit,
+    }
+
+
+def _delta_json(delta: Delta) -> dict[str, Any]:
+    return {"name": delta.name, "before": delta.before, "after": delta.after, "delta": delta.delta}
+
+
+# -- tables ---------------------------------------------------------------------------------------
+
+
+def show(console: Console, verdict: Verdict, comparison: Comparison | None = None) -> None:
+    """Print the result: regions, what is in them, symbols, findings, one last line."""
+    if verdict.map.usages:
+        _show_regions(console, verdict)
+        _show_rows(console, verdict)
+    else:
+        _show_totals(console, verdict)
+    _show_symbols(console, verdict)
+    if comparison is not None:
+        _show_comparison(console, comparison)
+    for finding in verdict.findings:
+        where = f"{_plain(finding.where)}: " if finding.where else ""
+        console.print(Text(f"{finding.level:8}", style=_STYLES[finding.level]), end="")
+        console.print(Text(f"{where}{_plain(finding.what)}"), soft_wrap=True)
+    console.print(Text(f"Counted: {verdict.map.rule}", style="dim"), soft_wrap=True)
+    on = f" on {verdict.map.board}" if verdict.map.board else " (no board given)"
+    line = Text(_WORDS[verdict.verdict], style=_STYLES[verdict.verdict])
+    console.print(line + Text(f": {_plain(verdict.elf.path.name)}{on}"), soft_wrap=True)
+
+
+def _show_regions(console: Console, verdict: Verdict) -> None:
+    board = verdict.map.board or "no board given"
+    shown = table(f"{_title(verdict)} on {board}", "region", ">used", ">of", ">free", ">%", "")
+    for usage in verdict.map.usages:
+        capacity = usage.region.capacity
+        if capacity is None:
+            shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", "")
+            continue
+        size = format_bytes(capacity) if capacity else "0 B (no capacity)"
+        free = f"-{usage.overflow:,}" if usage.overflow else f"{usage.free or 0:,}"
+        filled = capacity + 1 if usage.overflow else usage.used
+        shown.add_row(
+            usage.region.name,
+            _bytes(usage.used),
+            size,
+            free,
+            _percent(usage.percent),
+            bar(filled, capacity),
+        )
+    for row in verdict.map.outside[:SCREEN_ROWS]:
+        shown.add_row(
+            _cell(f"outside every declared region: {row.name}"),
+            _bytes(row.bytes),
+            "-",
+            "-",
+            "-",
+            f"at {row.address:#x}",
+        )
+    console.print(shown)
+
+
+def _show_rows(console: Console, verdict: Verdict) -> None:
+    shown = table("where it goes", "region", "what", "role", ">bytes")
+    for usage in verdict.map.usages:
+        rows = sorted((r for r in usage.rows if r.bytes), key=lambda r: -r.bytes)
+        for row in rows[:SCREEN_ROWS]:
+            role = {"both": "", "loose": ""}.get(row.role, row.role)
+            shown.add_row(usage.region.name, _cell(row.name), role, f"{row.bytes:,}")
+        rest = rows[SCREEN_ROWS:]
+        if rest:
+            total = sum(row.bytes for row in rest)
+            shown.add_row(usage.region.name, f"{len(rest):,} more", "", f"{total:,}")
+        if usage.padding:
+            shown.add_row(
+                usage.region.name,
+                Text("padding and gaps, not counted", style="dim"),
+                "",
+                f"{usage.padding:,}",
+            )
+    console.print(shown)
+
+
+def _show_totals(console: Console, verdict: Verdict) -> None:
+    shown = table(f"{_title(verdict)} ({verdict.elf.kind})", "group", ">bytes")
+    for name, size in verdict.map.totals.items():
+        shown.add_row(name, f"{size:,}")
+    console.print(shown)
+
+
+def _show_symbols(console: Console, verdict: Verdict) -> None:
+    shown = table("largest symbols", "symbol", "region", "section", ">bytes")
+    for symbol in verdict.symbols[:SCREEN_ROWS]:
+        regions = [name for name in (symbol.region, symbol.load_region) if name]
+        name = symbol.name + (f" (+{len(symbol.aliases)} aliases)" if symbol.aliases else "")
+        section = verdict.elf.sections[symbol.section].name
+        shown.add_row(_cell(name), " + ".join(regions), _cell(section), f"{symbol.size:,}")
+    rest = verdict.symbols[SCREEN_ROWS:]
+    if rest:
+        total = sum(s.size for s in rest)
+        shown.add_row(f"{len(rest):,} more", "", "", f"{total:,}")
+    for usage in verdict.map.usages:
+        if usage.unattributed:
+            shown.add_row("unattributed", usage.region.name, "", f"{usage.unattributed:,}")
+    console.print(shown)
+
+
+def _show_comparison(console: Console, comparison: Comparison) -> None:
+    title = f"against {escape(_plain(comparison.source))}"
+    shown = table(title, "what", ">before", ">now", ">change")
+    for delta in [*comparison.regions, *comparison.symbols[:SCREEN_ROWS]]:
+        change = "n/a" if delta.delta is None else f"{delta.delta:+,}"
+        shown.add_row(_cell(delta.name), _number(delta.before), _number(delta.after), change)
+    console.print(shown)
+    for text in comparison.notes:
+        console.print(Text(_plain(text), style="dim"), soft_wrap=True)
+
+
+def _title(verdict: Verdict) -> str:
+    return escape(_plain(verdict.elf.path.name))
+
+
+def _number(value: int | None) -> str:
+    return "n/a" if value is None else f"{value:,}"
+
+
+def _percent(value: float | None) -> str:
+    if value is None:
+        return "-"
+    return "<0.1" if 0 < value < 0.1 else f"{value:.1f}"
+
+
+def _bytes(value: int) -> str:
+    return format_bytes(value, exact=True)
+
+
+def _cell(text: str) -> Text:
+    """A table cell that is shown as it is: brackets in names are not markup."""
+    return Text(_plain(text))
+
+
+def _plain(text: str) -> str:
+    """Text of a file as it may stand on a terminal: no control characters."""
+    return "".join(c if c.isprintable() else "?" for c in text)

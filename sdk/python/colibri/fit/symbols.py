@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Charge bytes to symbols, so that symbols and an explicit rest add up to what is used.
+
+Third step of the ELF trail. A byte belongs to at most one symbol: aliases are charged once, sizes
+end at the next symbol or at the section's end, labels and mapping symbols own nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from colibri.fit.elf import Elf, Symbol
+from colibri.fit.findings import Finding
+from colibri.fit.memory_map import MemoryMap
+from colibri.fit.places import Place
+from colibri.fit.regions import Extent
+
+_OWNERS = frozenset({"FUNC", "OBJECT", "NOTYPE", "TLS", "COMMON", "GNU_IFUNC", "LOOS"})
+_MAPPING_MACHINES = frozenset({"ARM", "AARCH64", "RISCV", "CSKY"})
+_MAPPING = re.compile(r"\$(a|t|d|x(rv[^.]*)?)(\..*)?")
+_BINDING = {"GLOBAL": 0, "WEAK": 1}
+
+
+@dataclass(slots=True)
+class OwnSymbol:
+    """A symbol with the bytes it is charged; ``aliases`` are other names of the same bytes."""
+
+    name: str
+    address: int
+    size: int
+    declared_size: int
+    kind: str
+    section: int
+    aliases: tuple[str, ...] = ()
+    region: str | None = None
+    load_region: str | None = None
+
+    @property
+    def clipped(self) -> bool:
+        return self.size < self.declared_size
+
+
+@dataclass(slots=True)
+class SymbolTable:
+    """All charged symbols, largest first, and what there is to say about them."""
+
+    rows: list[OwnSymbol] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+
+
+def hidden(symbol: Symbol, machine: str) -> bool:
+    """Whether a symbol is a hint of the toolchain: ``.L`` labels and ``$t``, ``$d``, ``$x``."""
+    if symbol.name.startswith(".L") or not symbol.name:
+        return True
+    return (
+        machine in _MAPPING_MACHINES
+        and symbol.kind == "NOTYPE"
+        and symbol.binding == "LOCAL"
+        and _MAPPING.fullmatch(symbol.name) is not None
+    )
+
+
+def attribute(placed: MemoryMap) -> SymbolTable:
+    """Charge the map's regions to symbols (sets ``symbol_bytes`` of every usage)."""
+    table = SymbolTable(findings=list(_remarks(placed.elf)))
+    table.rows = list(own_symbols(placed.elf))
+    _charge(placed, table.rows)
+    clipped = [row for row in table.rows if row.clipped]
+    if clipped:
+        lost = sum(row.declared_size - row.size for row in clipped)
+        table.findings.append(
+            Finding(
+                "note",
+                "clipped",
+                (
+                    f"{len(clipped):,} symbols reach past the next symbol or the end of their "
+                    f"section: {lost:,} B not charged to them"
+                ),
+                clipped[0].name,
+                lost,
+            )
+        )
+    table.rows.sort(key=lambda row: (-row.size, row.name, row.address))
+    return table
+
+
+def own_symbols(elf: Elf) -> Iterator[OwnSymbol]:
+    """Symbols that own bytes, one for each address, sizes clipped."""
+    groups: dict[int, dict[int, list[Symbol]]] = defaultdict(lambda: defaultdict(list))
+    for symbol in elf.symbols:
+        if _owns(symbol, elf):
+            assert symbol.section is not None
+            groups[symbol.section][symbol.address].append(symbol)
+    for section, by_address in groups.items():
+        start = elf.sections[section].address if elf.kind != "relocatable" else 0
+        end = start + elf.sections[section].size
+        addresses = sorted(a for a in by_address if start <= a < end)
+        for address, limit in pairwise([*addresses, end]):
+            first, *others = sorted(by_address[address], key=_preference)
+            yield OwnSymbol(
+                name=first.name,
+                address=address,
+                size=min(first.size, limit - address),
+                declared_size=first.size,
+                kind=first.kind,
+                section=section,
+                aliases=tuple(dict.fromkeys(s.name for s in others if s.name != first.name)),
+            )
+
+
+def _owns(symbol: Symbol, elf: Elf) -> bool:
+    return (
+        symbol.section is not None
+        and symbol.size > 0
+        and symbol.kind in _OWNERS
+        and elf.sections[symbol.section].takes_memory
+        and not hidden(symbol, elf.machine)
+    )
+
+
+def _preference(symbol: Symbol) -> tuple[int, int, bool, str]:
+    """The name to show for an address: the largest, then global ones, then by alphabet."""
+    return (-symbol.size, _BINDING.get(symbol.binding, 2), symbol.kind == "NOTYPE", symbol.name)
+
+
+def _charge(placed: MemoryMap, rows: list[OwnSymbol]) -> None:
+    places: dict[int, list[Place]] = defaultdict(list)
+    for place in placed.places:
+        if place.section is not None:
+            places[place.section].append(place)
+    usages = {usage.region.name: usage for usage in placed.usages}
+    covered = {name: Extent() for name in usages}
+    for row in rows:
+        offset = row.address - placed.elf.sections[row.section].address
+        for place in places[row.section]:
+            for piece in place.part(offset, row.size):
+                name = piece.region.name if piece.region is not None else None
+                if place.role == "load":
+                    row.load_region = row.load_region or name
+                else:
+                    row.region = row.region or name
+                if name is not None:
+                    usages[name].symbol_bytes += covered[name].add(piece.start, piece.end)
+
+
+def _remarks(elf: Elf) -> Iterator[Finding]:
+    if elf.detail == "segments":
+        yield Finding(
+            "note",
+            "detail",
+            ("no section headers: reported by segment, without sections and symbols"),
+            elf.path.name,
+        )
+    elif elf.detail == "sections":
+        yield Finding(
+            "note",
+            "detail",
+            ("stripped: reported by section, symbols and forbidden symbols cannot be told"),
+            elf.path.name,
+        )
+    commons = [s for s in elf.symbols if s.place == "COMMON"]
+    if commons:
+        yield Finding(
+            "note",
+            "common",
+            (
+                f"{len(commons):,} common symbols ({sum(s.size for s in commons):,} B) have no "
+                "memory before the link: not counted"
+            ),
+            commons[0].name,
+            sum(s.size for s in commons),
+        )

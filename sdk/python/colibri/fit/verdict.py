@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The verdict: regions, budgets and forbidden symbols of a placed ELF.
+
+Last step of the ELF trail. Exit codes: 0 fits (or nothing was asked), 1 does not fit, 2 could not
+tell.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK
+from colibri.fit.elf import Elf, Symbol, read_elf
+from colibri.fit.findings import Finding, summed_up
+from colibri.fit.memory_map import MemoryMap, Usage, build_map
+from colibri.fit.regions import BoardLike
+from colibri.fit.symbols import OwnSymbol, attribute
+
+_FORBIDDEN = {
+    "heap": (
+        r"_?(malloc|free|calloc|realloc)(_r)?|(posix_)?memalign|aligned_alloc|_?sbrk(_r)?"
+        r"|_Zn[wa][jm].*|_Zd[la]Pv.*"
+    ),
+    "threads": r"pthread_\w+|thrd_\w+",
+    "stdio": (
+        r"_?v?(f|s|sn|as|d)?i?(printf|scanf)(_r)?|f?puts|f?putc|putchar|fopen|fwrite|fread"
+        r"|__(v?f|v?s|v?sn)?printf_chk"
+    ),
+    "exit": r"exit|atexit|abort|__cxa_throw|__cxa_atexit",
+}
+_PATTERNS = {group: re.compile(pattern) for group, pattern in _FORBIDDEN.items()}
+_MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
+_EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Everything that `colibri size` knows; ``verdict`` is fits, over or unknown."""
+
+    map: MemoryMap
+    symbols: list[OwnSymbol]
+    findings: list[Finding]
+    verdict: str
+
+    @property
+    def elf(self) -> Elf:
+        return self.map.elf
+
+    @property
+    def exit_code(self) -> int:
+        if self.verdict == "unknown" and self.map.board is None:
+            return EXIT_OK  # nothing was asked that could not be told
+        return _EXITS[self.verdict]
+
+    @property
+    def unattributed(self) -> int:
+        return sum(usage.unattributed for usage in self.map.usages)
+
+
+def judge(path: str | Path, board: BoardLike | None = None, image: Path | None = None) -> Verdict:
+    """Read, place and judge one ELF.
+
+    Parameters
+    ----------
+    path : str or Path
+        The ELF file.
+    board : BoardLike, optional
+        A board with regions and budgets; without one there is a size but no verdict.
+    image : Path, optional
+        A model image that is flashed beside the firmware.
+
+    Raises
+    ------
+    SizeError
+        The file is not an ELF that can be judged.
+    """
+    elf = read_elf(path)
+    placed = build_map(elf, board, image)
+    table = attribute(placed)
+    findings = [*placed.findings, *table.findings, *forbidden(elf, board)]
+    if board is not None:
+        findings += [*board_remarks(elf, board), *region_findings(placed, board)]
+        findings += budget_findings(placed, board)
+    return Verdict(placed, table.rows, summed_up(findings), decide(elf, board, findings))
+
+
+def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
+    """One word for all findings."""
+    codes = {finding.code for finding in findings if finding.level == "error"}
+    if elf.kind == "relocatable":
+        return "unknown"
+    if elf.kind == "shared" and "outside" in codes:
+        return "unknown"  # its addresses are not final
+    if codes:
+        return "over"
+    return "unknown" if board is None else "fits"
+
+
+# -- forbidden symbols ----------------------------------------------------------------------------
+
+
+def forbidden(elf: Elf, board: BoardLike | None) -> Iterator[Finding]:
+    """Functions that firmware must not contain or need; a remark where an OS provides them."""
+    found = {s.name: s for s in elf.symbols if forbidden_group(s) is not None}
+    if board is None or board.os != "none" or elf.kind == "relocatable":
+        if found:
+            yield Finding(
+                "note",
+                "forbidden",
+                (f"contains or needs {', '.join(sorted(found))}: bare-metal firmware must not"),
+                elf.path.name,
+                len(found),
+            )
+        return
+    for name, symbol in sorted(found.items()):
+        where = elf.sections[symbol.section].name if symbol.section is not None else "undefined"
+        how = "is needed but not defined" if symbol.place == "UNDEF" else "is linked in"
+        size = f", {symbol.size:,} B" if symbol.size else ""
+        yield Finding(
+            "error",
+            "forbidden",
+            (f"{name} ({forbidden_group(symbol)}) {how}{size}"),
+            where,
+            symbol.size,
+            0,
+        )
+
+
+def forbidden_group(symbol: Symbol) -> str | None:
+    """The group of a forbidden function: heap, threads, stdio or exit."""
+    undefined = symbol.place == "UNDEF" and symbol.binding != "WEAK"
+    if symbol.kind not in ("FUNC", "GNU_IFUNC", "LOOS") and not undefined:
+        return None
+    if symbol.place == "UNDEF" and not undefined:
+        return None  # a weak reference that nothing satisfied
+    name = symbol.name.split("@", 1)[0]
+    return next((g for g, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
+
+
+# -- the board ------------------------------------------------------------------------------------
+
+
+def board_remarks(elf: Elf, board: BoardLike) -> Iterator[Finding]:
+    for text in getattr(board, "warnings", ()):
+        yield Finding("warning", "board", text, board.id)
+    target = str(getattr(board.firmware, "target", ""))
+    machine = next((m for prefix, m in _MACHINES.items() if target.startswith(prefix)), None)
+    if machine is not None and machine != elf.machine:
+        yield Finding(
+            "warning",
+            "machine",
+            (f"the ELF is for {elf.machine}, the board runs {machine} ({target})"),
+            elf.path.name,
+        )
+    if elf.kind == "relocatable":
+        yield Finding(
+            "warning",
+            "not-linked",
+            (
+                "a relocatable object has no addresses, so it cannot be told whether it fits; "
+                "link it"
+            ),
+            elf.path.name,
+        )
+    elif elf.kind == "shared" and board.os == "none":
+        yield Finding(
+            "warning",
+            "not-placed",
+            ("position-independent: its addresses may not be final; link it at fixed addresses"),
+            elf.path.name,
+        )
+
+
+def region_findings(placed: MemoryMap, board: BoardLike) -> Iterator[Finding]:
+    """Overflow and budget of each region."""
+    for usage in placed.usages:
+        region, capacity = usage.region, usage.region.capacity
+        assert capacity is not None
+        if usage.overflow:
+            last = max(usage.rows, key=lambda row: row.address + row.bytes)
+            yield Finding(
+                "error",
+                "overflow",
+                (
+                    f"{region.name} overflows by {usage.overflow:,} B (last: {last.name}); it has "
+                    f"{capacity:,} B"
+                ),
+                region.name,
+                usage.used,
+                capacity,
+            )
+        budget = board.budgets.regions.get(region.name) if board.budgets else None
+        if budget is not None:
+            yield from _region_budget(usage, capacity, budget.warn, budget.limit)
+
+
+def _region_budget(usage: Usage, capacity: int, warn: object, limit: object) -> Iterator[Finding]:
+    for level, code, mark in (("error", "budget", limit), ("warning", "budget-warn", warn)):
+        if mark is None:
+            continue
+        most: int = mark.of(capacity)  # type: ignore[attr-defined]
+        if usage.used > most:
+            yield Finding(
+                level,
+                code,
+                (
+                    f"{usage.region.name} uses {usage.used:,} B, {usage.used - most:,} B more than "
+                    f"its {'limit' if level == 'error' else 'warning mark'} of {most:,} B"
+                ),
+                usage.region.name,
+                usage.used,
+                most,
+            )
+            return
+
+
+def budget_findings(placed: MemoryMap, board: BoardLike) -> Iterator[Finding]:
+    """The budgets that are not about one region."""
+    budgets = board.budgets
+    code = placed.totals["text"] + placed.totals["rodata"]
+    for field, what, value in (
+        ("image_bytes", "the model image", placed.image_bytes),
+        ("stack_bytes", "the reserved stack", placed.stack_bytes),
+        ("code_bytes", "code and constants", code),
+    ):
+        limit = getattr(budgets, field, None)
+        if limit is not None and value > limit:
+            yield Finding(
+                "error",
+                "budget",
+                (
+                    f"{what}: {value:,} B, {value - limit:,} B more than "
+                    f"budgets.{field} = {limit:,} B"
+                ),
+                field,
+                value,
+                limit,
+            )

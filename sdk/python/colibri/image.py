@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A packed model, opened by the one reader there is (image.c).
+
+>>> image = Image("demo.colibri")                                   # doctest: +SKIP
+>>> image.config["experts"], image.stop_ids                         # doctest: +SKIP
+(16, (0,))
+"""
+
+from __future__ import annotations
+
+import builtins
+import json
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from colibri import _core
+from colibri.errors import ImageError, TokenizerError
+from colibri.status import CHECKSUM
+from colibri.tokenizer import Tokenizer
+
+TYPE_NAMES = {number: name for name, number in _core.TYPES.items()}
+ROLE_NAMES = {number: name for name, number in _core.ROLES.items()}
+SECTION_NAMES = {number: name for name, number in _core.SECTIONS.items()}
+
+
+class Section(NamedTuple):
+    """An entry of the section table."""
+
+    kind: int
+    file: int
+    offset: int
+    bytes: int
+    crc32: int
+    count: int  # type: ignore[assignment]  # the format's word; tuple.count is not needed here
+
+    @property
+    def name(self) -> str:
+        return SECTION_NAMES.get(self.kind, f"kind {self.kind}")
+
+
+class Tensor(NamedTuple):
+    """An entry of the tensor table; offsets of expert roles are inside the expert's record."""
+
+    layer: int
+    role: int
+    type: int
+    order: int
+    group: int
+    rows: int
+    columns: int
+    offset: int
+    bytes: int
+    crc32: int
+
+    @property
+    def name(self) -> str:
+        return ROLE_NAMES.get(self.role, f"role {self.role}")
+
+    @property
+    def type_name(self) -> str:
+        return TYPE_NAMES.get(self.type, f"type {self.type}")
+
+    @property
+    def is_expert(self) -> bool:
+        return self.role >= _core.ROLES["expert_gate"]
+
+
+class Expert(NamedTuple):
+    """An entry of the expert table: one record with the three tensors of one expert."""
+
+    offset: int
+    bytes: int
+    crc32: int
+    file: int
+
+
+class Image:
+    """A checked, read-only view of an image.
+
+    Parameters
+    ----------
+    source : str, Path or bytes
+        The file, or its content.
+    map : bool
+        Map the file, so that weights are used in place. Without it every byte is read.
+
+    Raises
+    ------
+    ImageError
+        When the file cannot be opened or breaks a rule of docs/spec.md. Weights are not read
+        here: `verify` checks them.
+    """
+
+    def __init__(self, source: str | Path | bytes, *, map: bool = True) -> None:
+        if not isinstance(source, str | Path | bytes | bytearray | memoryview):
+            raise ImageError(
+                f"{type(source).__name__} is not a path or bytes", hint="give str, Path or bytes"
+            )
+        self.path = Path(source) if isinstance(source, str | Path) else None
+        self.name = str(source) if self.path is not None else "image in memory"
+        given = str(source) if isinstance(source, str | Path) else bytes(source)
+        if isinstance(given, str) and "\0" in given:
+            raise ImageError("a path cannot hold a zero byte", file=repr(given))
+        self.core = _core.Image(given, map, self.name)
+
+    def __repr__(self) -> str:
+        return f"Image({self.name!r}, {self.bytes:,} bytes)"
+
+    @property
+    def bytes(self) -> int:
+        """Length of the file."""
+        return self.core.bytes
+
+    @property
+    def meta_bytes(self) -> int:
+        """Length of header and tables, which a storage without a map needs in RAM."""
+        return self.core.meta_bytes
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """Effective model settings (docs/spec.md, section 2)."""
+        return self.core.config()
+
+    @property
+    def vocabulary(self) -> int:
+        return int(self.config["vocabulary"])
+
+    @property
+    def context(self) -> int:
+        """The longest context that the model was made for."""
+        return int(self.config["context"])
+
+    @cached_property
+    def sections(self) -> tuple[Section, ...]:
+        return tuple(Section(*row) for row in self.core.sections())
+
+    @cached_property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return tuple(Tensor(*row) for row in self.core.tensors())
+
+    @cached_property
+    def experts(self) -> tuple[Expert, ...]:
+        return tuple(Expert(*row) for row in self.core.experts())
+
+    @cached_property
+    def stop_ids(self) -> tuple[int, ...]:
+        """Token ids that end a text."""
+        return tuple(self.core.stop_ids())
+
+    def section(self, name: str) -> Section | None:
+        """A section by name (``"notes"``, ``"tokenizer"``, ...), or None."""
+        kind = _core.SECTIONS[name]
+        return next((section for section in self.sections if section.kind == kind), None)
+
+    def section_bytes(self, name: str) -> builtins.bytes | None:
+        """The content of a section, or None when the image has none."""
+        section = self.section(name)
+        return None if section is None else self.read(section.offset, section.bytes)
+
+    def read(self, offset: int, bytes: int) -> builtins.bytes:
+        """`bytes` bytes of the file from `offset`; ImageError outside of it."""
+        if offset < 0 or bytes < 0 or offset + bytes > self.bytes:
+            raise ImageError(
+                f"bytes {offset} .. {offset + bytes} are not all inside",
+                file=self.name,
+                hint=f"the image has {self.bytes}",
+            )
+        return self.core.read(offset, bytes)
+
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """Where the image came from; for people and tools, never read by the runtime."""
+        try:
+            notes = json.loads(self.section_bytes("notes") or b"{}")
+        except (ValueError, RecursionError) as error:
+            raise ImageError("notes are not JSON", file=self.name, field="notes") from error
+        if not isinstance(notes, dict):
+            raise ImageError("notes are not a JSON object", file=self.name, field="notes")
+        return notes
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer inside; TokenizerError when there is none."""
+        data = self.section_bytes("tokenizer")
+        if data is None:
+            raise TokenizerError(
+                "the image has no tokenizer", file=self.name, hint="give token ids (--tokens)"
+            )
+        return Tokenizer(data, name=self.name)
+
+    @property
+    def has_tokenizer(self) -> bool:
+        return self.section("tokenizer") is not None
+
+    def verify(self) -> None:
+        """Checks every weight block, and the tokenizer, against its checksum."""
+        try:
+            self.core.verify()
+        except ImageError as error:
+            if error.status is None or error.status.code != CHECKSUM:
+                raise
+            named = ImageError(
+                f"{self._block_name(error.status.where)} has checksum {error.status.have:08x}, "
+                f"not {error.status.need:08x}",
+                file=self.name,
+                hint="copy the file again or pack the model again",
+            )
+            named.status = error.status
+            raise named from None
+
+    def _block_name(self, block: int) -> str:
+        """Blocks are numbered as colibri_verify goes: tensors, experts, the tokenizer."""
+        if block < len(self.tensors):
+            tensor = self.tensors[block]
+            at = "" if tensor.layer == _core.GLOBAL_LAYER else f" of layer {tensor.layer}"
+            return f"tensor {tensor.name}{at}"
+        block -= len(self.tensors)
+        if block < len(self.experts):
+            layers = [i for i in range(self.config["layers"]) if self.core.ffn(i) == 2]
+            layer, expert = divmod(block, self.config["experts"])
+            return f"expert {expert} of layer {layers[layer]}"
+        return "the tokenizer"

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tensor of a checkpoint is which tensor of the model; none missing, none left over."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from colibri.checkpoint import Checkpoint
+from colibri.errors import CheckpointError
+from colibri.families import Model, Wanted
+from colibri.image_format import Settings
+from colibri.tensor_file import Tensor
+
+_SHOWN = 8  # names in a message
+
+
+@dataclass(frozen=True)
+class Matched:
+    """The model's tensors, found and of the right shape."""
+
+    tensors: tuple[tuple[Wanted, Tensor], ...]
+    notes: tuple[str, ...]
+
+
+def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
+    """Finds every tensor that the model needs.
+
+    Raises
+    ------
+    CheckpointError
+        For tensors that are missing, of another shape, there twice, or not used.
+    """
+    found = _without_prefixes(checkpoint.tensors, model.family.prefixes)
+    away = {_strip(n, model.family.prefixes): path for n, path in checkpoint.missing.items()}
+    wanted = [w for w in model.tensors if not (model.settings.tied and w.role.name == "output")]
+    absent = [w.name for w in wanted if w.name not in found]
+    for name in absent:
+        if name in away:
+            what = "does not have it" if away[name].exists() else "is missing"
+            raise CheckpointError(f"the index puts it into {away[name].name}, which {what}",
+                                  file=checkpoint.folder, field=name)  # fmt: skip
+    if absent:
+        raise CheckpointError(f"tensors are missing: {_some(absent)}", file=checkpoint.folder,
+                              hint=_missing_hint(absent, model))  # fmt: skip
+    notes = _missing_notes(away, wanted) + _tied_notes(model, found)
+    used = {w.name for w in wanted} | ({_output_name(model)} if model.settings.tied else set())
+    _refuse_unused(checkpoint, model, found, used)
+    pairs = tuple((w, found[w.name]) for w in wanted)
+    for w, tensor in pairs:
+        _check_shape(w, tensor, model.settings)
+    return Matched(pairs, tuple(notes))
+
+
+def _strip(name: str, prefixes: tuple[str, ...]) -> str:
+    while prefix := next((p for p in prefixes if name.startswith(p)), None):
+        name = name[len(prefix) :]
+    return name
+
+
+def _without_prefixes(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for name, tensor in tensors.items():
+        short = _strip(name, prefixes)
+        if short in found:
+            raise CheckpointError(f"is the same tensor as {found[short].name}", file=tensor.file,
+                                  field=name, hint="keep one")  # fmt: skip
+        found[short] = tensor
+    return found
+
+
+def _output_name(model: Model) -> str:
+    return next(w.name for w in model.tensors if w.role.name == "output")
+
+
+def _missing_hint(absent: list[str], model: Model) -> str:
+    prefixes = " or ".join(model.family.prefixes)
+    hint = f"they may have the prefix {prefixes}"
+    if _output_name(model) in absent:
+        hint += "; only with tie_word_embeddings true the output is the embedding"
+    return hint
+
+
+def _missing_notes(away: Iterable[str], wanted: list[Wanted]) -> list[str]:
+    needed = {w.name for w in wanted}
+    unneeded = [name for name in away if name not in needed]
+    return [f"in the index but not there, and not needed: {_some(unneeded)}"] if unneeded else []
+
+
+def _tied_notes(model: Model, found: dict[str, Tensor]) -> list[str]:
+    """A tied model may carry an output tensor all the same; the embedding is what counts."""
+    if not model.settings.tied or (output := found.get(_output_name(model))) is None:
+        return []
+    embedding = next(w.name for w in model.tensors if w.role.name == "embedding")
+    if embedding not in found or output.same_bytes(found[embedding]):
+        return [f"{output.name} ignored: tied to the embedding, and identical"]
+    return [f"WARNING: {output.name} ignored although it differs from the embedding: "
+            "config.json ties them (tie_word_embeddings)"]  # fmt: skip
+
+
+def _refuse_unused(
+    checkpoint: Checkpoint, model: Model, found: dict[str, Tensor], used: set[str]
+) -> None:
+    unused = [
+        tensor.name for name, tensor in found.items() if name not in used
+        and not any(fnmatchcase(name, pattern) for pattern in model.family.ignore)
+    ]  # fmt: skip
+    if unused:
+        raise CheckpointError(
+            f"tensors that {model.family.name} has no use for: {_some(unused)}",
+            file=checkpoint.folder, hint="is this the right architecture in config.json?",
+        )  # fmt: skip
+
+
+def _check_shape(wanted: Wanted, tensor: Tensor, settings: Settings) -> None:
+    rows, columns = wanted.role.rows(settings), wanted.role.columns(settings)
+    expected = (columns,) if wanted.role.vector else (rows, columns)
+    if tensor.shape != expected:
+        raise CheckpointError(f"shape is {list(tensor.shape)}, expected {list(expected)}",
+                              file=tensor.file, field=tensor.name,
+                              hint=f"by config.json ({wanted.role.name})")  # fmt: skip
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"

@@ -1,0 +1,321 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Hugging Face checkpoint becomes one image.
+
+    from colibri.pack import pack
+    result = pack("models/demo-moe", "demo.colibri", quant="q4")
+
+Weights stream through a few rows at a time into a temporary file beside the image, which takes
+the image's name only when it is complete: nothing half-written stays, whatever goes wrong.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.checkpoint import Checkpoint
+from colibri.errors import CheckpointError, ImageError, PackError
+from colibri.families import Model, Wanted, describe
+from colibri.image_format import ROLES
+from colibri.image_writer import ImageWriter, Layout, Slot, TensorSpec
+from colibri.matching import Matched, match_tensors
+from colibri.quantize import Encoded, RangeError, encode
+from colibri.recipe import Recipe, make_recipe
+from colibri.tensor_file import Tensor
+
+DISTRIBUTION = "colibri-sdk"
+SELFTEST_TOKENS = 8
+_CHUNK = 1 << 18  # weights per piece of work
+Floats = NDArray[np.float32]
+Progress = Callable[[int], None]
+Selftest = Callable[[Path, tuple[int, ...]], tuple[int, int, int]]
+Source = Callable[[], Iterator[Floats]]
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What was written.
+
+    Attributes
+    ----------
+    parameters : int
+        Weights of the model, each counted once.
+    roles : dict
+        Bytes by role.
+    bits_per_weight : float
+        Bits of the tensors, padding and scales included, by parameter.
+    """
+
+    image: Path
+    bytes: int
+    parameters: int
+    bits_per_weight: float
+    roles: dict[str, int]
+    notes: tuple[str, ...]
+
+
+def pack(
+    checkpoint: Path | str,
+    image: Path | str,
+    *,
+    quant: str | None = None,
+    group: int | None = None,
+    recipe: Path | None = None,
+    jobs: int = 1,
+    progress: Callable[[int], Progress] | None = None,
+    selftest: Selftest | None = None,
+) -> Packed:
+    """Packs the checkpoint in a folder.
+
+    Parameters
+    ----------
+    quant, group, recipe
+        As in `colibri.recipe.make_recipe`.
+    jobs : int
+        Threads that encode; the image does not depend on it.
+    progress : callable, optional
+        Gets the number of weights, returns what is called with each number of weights done.
+    selftest : callable, optional
+        Computes the image's golden checksums; by default the runtime does.
+
+    Raises
+    ------
+    CheckpointError, PackError
+        For anything that cannot be packed as asked; no file is left.
+    """
+    if jobs < 1:
+        raise PackError(f"is {jobs}", field="jobs", hint="valid is 1 or more")
+    target = _target(Path(image))
+    source = Checkpoint.open(checkpoint)
+    model = describe(source.config, source.config_file)
+    matched = match_tensors(source, model)
+    plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe))
+    _check_tokenizer(source)
+    advance = progress(plan.parameters) if progress else (lambda _: None)
+    _write(plan, target, jobs, advance, selftest or runtime_selftest)
+    return Packed(target, plan.layout.file_bytes, plan.parameters, plan.bits_per_weight,
+                  plan.roles, plan.notes)  # fmt: skip
+
+
+def _target(image: Path) -> Path:
+    if image.is_dir():
+        raise PackError("is a folder", file=image, hint="give the file to write")
+    if not image.parent.is_dir():
+        raise PackError("its folder does not exist", file=image, hint=f"make {image.parent} first")
+    return image
+
+
+def _check_tokenizer(source: Checkpoint) -> None:
+    """What the image carries must load on the other side."""
+    if source.tokenizer is None:
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_buffer(source.tokenizer)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"is not a tokenizer: {error}", file=source.folder / "tokenizer.json",
+                              hint="remove the file to pack without text") from error  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """All that is decided before the first weight is read."""
+
+    layout: Layout
+    sources: dict[tuple[str, int | None, int | None], Source]
+    tokenizer: bytes | None
+    parameters: int
+    roles: dict[str, int]
+    bits_per_weight: float
+    notes: tuple[str, ...]
+
+    @classmethod
+    def of(cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe) -> _Plan:
+        specs = _specs(model, matched, recipe)
+        counts = {spec: _copies(spec, model) * spec.rows * spec.columns for spec in specs}
+        sizes = {spec: _copies(spec, model) * spec.bytes for spec in specs}
+        roles = {name: sum(sizes[s] for s in specs if s.role.name == name) for name in ROLES}
+        roles = {name: size for name, size in roles.items() if size}
+        weights = {name: sum(counts[s] for s in specs if s.role.name == name) for name in roles}
+        parameters = sum(counts.values()) - weights.get("rope", 0)
+        bits = 8 * sum(sizes.values()) / parameters
+        by_role = {n: round(8 * roles[n] / weights[n], 3) for n in roles if ROLES[n].part}
+        notes = (*source.notes, *model.notes, *matched.notes, *_padding_notes(specs, by_role))
+        layout = Layout.of(
+            model.settings, model.expert_layers, specs,
+            stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
+            notes=_notes_section(source, model, recipe, by_role, bits, notes),
+            tokenizer_bytes=len(source.tokenizer or b""),
+        )  # fmt: skip
+        sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
+        sources["rope", None, None] = lambda: iter([model.rope[None]])
+        return cls(layout, sources, source.tokenizer, parameters, roles, bits, notes)
+
+
+def _key(role: str, layer: int | None, expert: int | None) -> tuple[str, int | None, int | None]:
+    return role, layer, expert
+
+
+def _rows_of(wanted: Wanted, tensor: Tensor) -> Source:
+    return lambda: tensor.rows(_CHUNK)
+
+
+def _specs(model: Model, matched: Matched, recipe: Recipe) -> list[TensorSpec]:
+    """The tensor table: an expert role once per layer."""
+    places = {(w.layer, w.role.name): w.role for w, _ in matched.tensors}
+    if model.settings.rope_size:
+        places[None, "rope"] = ROLES["rope"]
+    return [
+        TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings),
+                   role.columns(model.settings))
+        for (layer, _), role in places.items()
+    ]  # fmt: skip
+
+
+def _copies(spec: TensorSpec, model: Model) -> int:
+    return model.settings.experts if spec.is_expert else 1
+
+
+def selftest_tokens(model: Model) -> tuple[int, ...]:
+    """The golden vector's input: ids spread over the vocabulary."""
+    count = min(SELFTEST_TOKENS, model.settings.context)
+    return tuple((2 * i + 1) * model.settings.vocabulary // (2 * count) for i in range(count))
+
+
+def _padding_notes(specs: list[TensorSpec], bits: dict[str, float]) -> list[str]:
+    """Columns that the group does not divide, said once per role."""
+    odd = {s.role.name: s for s in specs if s.group and s.columns % s.group}
+    return [
+        f"{name}: {s.columns} columns padded to groups of {s.group}, {bits[name]:g} bits per weight"
+        for name, s in odd.items()
+    ]
+
+
+def _notes_section(
+    source: Checkpoint, model: Model, recipe: Recipe, by_role: dict[str, float], bits: float,
+    notes: tuple[str, ...],
+) -> bytes:  # fmt: skip
+    """Where the image came from; the same input gives the same bytes."""
+    content = {
+        "tool": f"{DISTRIBUTION} {version(DISTRIBUTION)}",
+        "checkpoint": source.folder.resolve().name,
+        "architecture": model.architecture,
+        "model_type": str(source.config.get("model_type", "")),
+        "family": model.family.name,
+        "recipe": {"name": recipe.name, "group": recipe.group,
+                   "types": {n: t.name.lower() for n, t in recipe.types.items() if n in by_role}},
+        "bits_per_weight": round(bits, 3),
+        "bits_by_role": by_role,
+        "notes": list(notes),
+    }  # fmt: skip
+    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _write(plan: _Plan, target: Path, jobs: int, advance: Progress, selftest: Selftest) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("w+b") as stream:
+            writer = ImageWriter(stream, plan.layout)
+            if plan.tokenizer:
+                writer.tokenizer(plan.tokenizer)
+            for slot, rows in _encoded(plan, jobs, advance):
+                writer.tensor(slot, rows)
+            writer.finish()
+            writer.finish(selftest(temporary, plan.layout.tokens))
+            os.fsync(stream.fileno())
+        temporary.replace(target)
+    except OSError as error:
+        raise PackError(f"cannot be written: {error.strerror}", file=target) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _encoded(plan: _Plan, jobs: int, advance: Progress) -> Iterator[tuple[Slot, Iterator[Encoded]]]:
+    """Every slot with its encoded rows, in file order."""
+    pieces = _ordered(_pieces(plan), jobs)
+    for slot, parts in itertools.groupby(pieces, key=lambda piece: piece[0]):
+        yield slot, (_count(rows, encoded, advance) for _, rows, encoded in parts)
+
+
+def _count(rows: int, encoded: Encoded, advance: Progress) -> Encoded:
+    advance(rows)
+    return encoded
+
+
+_Piece = tuple[Slot, int, Encoded]
+
+
+def _pieces(plan: _Plan) -> Iterator[Callable[[], _Piece]]:
+    for slot in plan.layout.slots:
+        spec = slot.spec
+        at = 0
+        for rows in plan.sources[_key(spec.role.name, spec.layer, slot.expert)]():
+            yield _piece(slot, rows, at)
+            at += len(rows)
+
+
+def _piece(slot: Slot, rows: Floats, at: int) -> Callable[[], _Piece]:
+    """The work on some rows, the first of which is row `at` of the tensor."""
+    matrix, spec = rows.reshape(-1, slot.spec.columns), slot.spec
+
+    def run() -> _Piece:
+        try:
+            return slot, matrix.size, encode(matrix, spec.kind, spec.group)
+        except RangeError as error:
+            place = f"row {at + error.row}, column {error.column}"
+            raise PackError(
+                f"{error} of {spec.kind.name.lower()} at {place}",
+                field=_place_of(slot),
+                hint="give this role another type in a recipe",
+            ) from error
+
+    return run
+
+
+def _place_of(slot: Slot) -> str:
+    """A tensor for people: ``expert_down, layer 1, expert 3``."""
+    numbers = (("layer", slot.spec.layer), ("expert", slot.expert))
+    return slot.spec.role.name + "".join(f", {n} {v}" for n, v in numbers if v is not None)
+
+
+def _ordered(tasks: Iterable[Callable[[], _Piece]], jobs: int) -> Iterator[_Piece]:
+    """Results in the order of the tasks; a bounded number of them is under way."""
+    with ThreadPoolExecutor(jobs) as pool:
+        under_way: deque[Future[_Piece]] = deque()
+        for task in tasks:
+            under_way.append(pool.submit(task))
+            if len(under_way) > 2 * jobs:
+                yield under_way.popleft().result()
+        while under_way:
+            yield under_way.popleft().result()
+
+
+def runtime_selftest(image: Path, tokens: tuple[int, ...]) -> tuple[int, int, int]:
+    """Golden checksums of an image: the reference kernels' logits with each type of KV cache."""
+    crcs = [_selftest_crc(image, tokens, kv) for kv in ("f32", "f16", "q8")]
+    return crcs[0], crcs[1], crcs[2]
+
+
+def _selftest_crc(image: Path, tokens: tuple[int, ...], kv: str) -> int:
+    from colibri import Engine, Image
+
+    engine = Engine(Image(image), context=len(tokens), kv=kv, kernels="ref")
+    crc = 0
+    for token in tokens:
+        logits = np.ascontiguousarray(engine.infer([token]), "<f4")
+        if not np.isfinite(logits).all():
+            raise ImageError("the model's logits are not finite", file=image)
+        crc = zlib.crc32(logits.tobytes(), crc)
+    return crc

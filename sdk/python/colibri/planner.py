@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Image + board + limits → where every byte lies.
+
+Sizes and placement of the engine's buffers are the C planner's. This file only says which memory
+a board has for them, and adds the rows that are not the engine's: firmware, system, image.
+
+>>> plan("demo.colibri", board="pimoroni-pico-plus-2", context=128).fits    # doctest: +SKIP
+True
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from colibri import _core
+from colibri.board_memory import BoardMemory, board_memory
+from colibri.boards import Board, load_board
+from colibri.engine import KV_TYPES, make_limits
+from colibri.errors import DoesNotFitError
+from colibri.image import Image
+
+SCHEMA = 1
+_KV_NAMES = {number: name for name, number in KV_TYPES.items()}
+
+
+@dataclass(frozen=True)
+class Buffer:
+    """A row of the memory map; `offset` counts from the start of the board's region."""
+
+    name: str
+    offset: int
+    bytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class PlanRegion:
+    """A region of the board: its size, what is used, and by what."""
+
+    name: str
+    size: int
+    used: int
+    buffers: tuple[Buffer, ...] = ()
+
+
+@dataclass(frozen=True)
+class Plan:
+    """An exact memory plan.
+
+    Parameters
+    ----------
+    fits : bool
+        Whether everything has a place.
+    total_bytes : int
+        What the engine takes, without image, firmware and system.
+    max_context : int
+        The longest context that fits with these limits, 0 when none does.
+    regions : tuple of PlanRegion
+        The memory map.
+    advice : tuple of str
+        When it does not fit: what was missing, then what would have to change.
+    unplaced : tuple of Buffer
+        When it does not fit: the engine's buffers, which have sizes but no place.
+    limits : dict
+        Limits in effect.
+    """
+
+    board: str
+    fits: bool
+    total_bytes: int
+    max_context: int
+    regions: tuple[PlanRegion, ...]
+    limits: dict[str, Any]
+    alignment: int
+    memory: BoardMemory = field(repr=False)
+    advice: tuple[str, ...] = ()
+    unplaced: tuple[Buffer, ...] = ()
+
+    def require(self) -> Plan:
+        """The plan itself, or DoesNotFitError with the advice."""
+        if not self.fits:
+            raise DoesNotFitError(self.advice[0], file=self.board, hint="; ".join(self.advice[1:]))
+        return self
+
+    def region(self, name: str) -> PlanRegion:
+        """A region by name."""
+        return next(region for region in self.regions if region.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        """What ``colibri plan --json`` prints."""
+        return {
+            "schema": SCHEMA,
+            "fits": self.fits,
+            "total_bytes": self.total_bytes,
+            "max_context": self.max_context,
+            "regions": [_region_json(region) for region in self.regions],
+            "board": self.board,
+            "limits": self.limits,
+            "alignment": self.alignment,
+            "advice": list(self.advice),
+            "unplaced": [vars(buffer) for buffer in self.unplaced],
+        }
+
+
+def _region_json(region: PlanRegion) -> dict[str, Any]:
+    return {**vars(region), "buffers": [vars(buffer) for buffer in region.buffers]}
+
+
+def plan(
+    image: Image | str | Path,
+    board: Board | str | Path,
+    context: int | None = None,
+    batch: int | None = None,
+    workers: int | None = None,
+    kv: str = "f32",
+) -> Plan:
+    """Plans an image on a board.
+
+    Parameters
+    ----------
+    image : Image or path
+        The model.
+    board : Board, str or Path
+        A board, its id, or a board file.
+    context, batch, workers : int, optional
+        Default: the model's own context, 16 and 1.
+    kv : {"f32", "f16", "q8"}
+        How the KV cache stores its numbers.
+
+    Raises
+    ------
+    ImageError, BoardError, PlanError
+        When there is nothing to plan. A model that does not fit is a plan that says so.
+    """
+    opened = image if isinstance(image, Image) else Image(image)
+    target = board if isinstance(board, Board) else load_board(board)
+    limits = make_limits(
+        context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile
+    )
+    return _Planner(opened, target, board_memory(target, opened), limits).plan()
+
+
+class _Planner:
+    """One call of `plan`: the C planner asked once for the answer, more often for advice."""
+
+    def __init__(
+        self, image: Image, board: Board, memory: BoardMemory, limits: _core.Limits
+    ) -> None:
+        self.image, self.board, self.memory = image, board, memory
+        # A board without any free RAM is still planned, in a region of no size.
+        free = [(r.name, r.address, r.size, r.rank) for r in memory.regions]
+        self.regions = free or [("none", 0, 0, 0)]
+        self.limits = limits
+
+    def plan(self) -> Plan:
+        result = _core.plan(self.image.core, self.limits, self.regions)
+        shortage = result["shortage"]
+        fits = shortage is None and not self.memory.problem
+        self.limits = result["limits"]
+        longest = 0 if self.memory.problem else self._max_context(self.limits)
+        buffers = [_buffer(row) for row in result["buffers"]]
+        return Plan(
+            board=self.board.id,
+            fits=fits,
+            total_bytes=result["total_bytes"],
+            max_context=longest,
+            regions=tuple(self._map(result["buffers"] if fits else [])),
+            limits=_limits_json(self.limits),
+            alignment=result["alignment"],
+            memory=self.memory,
+            advice=() if fits else tuple(self._advice(shortage, longest)),
+            unplaced=() if fits else tuple(buffers),
+        )
+
+    def _max_context(self, limits: _core.Limits) -> int:
+        return _core.plan_max_context(self.image.core, limits, self.regions)
+
+    def _map(self, placed: list[tuple[int, int, int, int, int]]) -> Iterator[PlanRegion]:
+        """Every region of the board with what is fixed in it and what the C planner put there."""
+        for region in self.board.regions:
+            rows = [
+                Buffer(row.name, row.offset, row.bytes, row.why)
+                for row in self.memory.rows
+                if row.region == region.name
+            ]
+            for row in placed:
+                arena = self.memory.regions[row[1]]
+                if arena.name == region.name:
+                    buffer = _buffer(row)
+                    origin = arena.address - region.base
+                    rows.append(replace(buffer, offset=origin + buffer.offset))
+            rows.sort(key=lambda row: row.offset)
+            yield PlanRegion(region.name, region.size, sum(row.bytes for row in rows), tuple(rows))
+
+    def _advice(self, shortage: tuple[int, int, int] | None, longest: int) -> Iterator[str]:
+        """What is missing, then each single change that would do."""
+        if self.memory.problem:
+            yield self.memory.problem
+            yield "pack the model smaller (--quant q4), or take a board with more memory there"
+            return
+        assert shortage is not None
+        index, have, need = shortage
+        name = self.regions[index][0]
+        yield (
+            f"{name} has {have:,} bytes for the engine, {need:,} would do ({need - have:,} more)"
+        )
+        if longest:
+            yield f"--context {longest} fits"
+        yield from self._smaller_kv()
+        yield from self._smaller_batch()
+
+    def _smaller_kv(self) -> Iterator[str]:
+        order = ("f32", "f16", "q8")
+        for name in order[order.index(_KV_NAMES[self.limits.kv]) + 1 :]:
+            longest = self._max_context(_changed(self.limits, kv=KV_TYPES[name]))
+            if longest >= self.limits.context:
+                yield f"--kv {name} fits"
+            elif longest:
+                yield f"--kv {name} fits with --context {longest}"
+
+    def _smaller_batch(self) -> Iterator[str]:
+        batch = self.limits.batch // 2
+        while batch:
+            limits = _changed(self.limits, batch=batch)
+            if _core.plan(self.image.core, limits, self.regions)["shortage"] is None:
+                yield f"--batch {batch} fits"
+                return
+            batch //= 2
+
+
+def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:
+    names = ("sequences", "context", "batch", "workers", "kv", "profile", "weights")
+    return _core.Limits(**{**{name: getattr(limits, name) for name in names}, **changes})
+
+
+def _limits_json(limits: _core.Limits) -> dict[str, Any]:
+    profiles = {number: name for name, number in _core.PROFILES.items()}
+    return {
+        "context": limits.context,
+        "batch": limits.batch,
+        "workers": limits.workers,
+        "sequences": limits.sequences,
+        "kv": _KV_NAMES[limits.kv],
+        "profile": profiles[limits.profile],
+    }
+
+
+def _buffer(row: tuple[int, int, int, int, int]) -> Buffer:
+    """A row of the C planner, with the reason for its place: how often its bytes are touched."""
+    kind, _, offset, size, touched = row
+    times = touched / size
+    often = f"{times:.1f}" if times < 10 else f"{times:.0f}"
+    why = f"{_core.buffer_purpose(kind)} ({often}x a token)"
+    return Buffer(_core.buffer_name(kind), offset, size, why)

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float32 rows to the bytes of an image: f32, f16, bf16, q8, q4.
+
+A group of columns shares an f16 scale; an element is scale * code (docs/quantisation.md).  All
+functions work on a few rows at a time and depend on nothing else, so that any cut of a tensor
+into rows, and any number of jobs, gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from colibri.image_format import GROUPS, Type, align
+
+Floats = NDArray[np.float32]
+
+F16_MAX = 65504.0
+_BLOCK = 512  # groups searched at once: the working set stays in a core's cache
+
+
+class RangeError(ValueError):
+    """A value that the type cannot hold.  `row` and `column` say where."""
+
+    def __init__(self, what: str, row: int, column: int) -> None:
+        super().__init__(what)
+        self.row, self.column = row, column
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Rows in the image's form: elements or codes, and the scales of quantised ones."""
+
+    codes: bytes
+    scales: bytes = b""
+
+
+def encode(rows: Floats, kind: Type, group: int) -> Encoded:
+    """Rows of a matrix in an element type.
+
+    Parameters
+    ----------
+    rows : float32 array, 2-D
+        Finite values.
+    group : int
+        Columns that share a scale (q8, q4); the last group of a row is padded with zeros.
+
+    Raises
+    ------
+    RangeError
+        When a value overflows f16 or bf16, or a scale overflows f16.
+    """
+    match kind:
+        case Type.F32:
+            return Encoded(rows.astype("<f4").tobytes())
+        case Type.F16:
+            return Encoded(_checked(rows, to_f16(rows)).astype("<f2").tobytes())
+        case Type.BF16:
+            bits = to_bf16(rows)
+            _checked(rows, from_bf16(bits))
+            return Encoded(bits.astype("<u2").tobytes())
+    codes, scales = quantize(rows, kind, group)
+    packed = codes.tobytes() if kind is Type.Q8 else pack_nibbles(codes).tobytes()
+    return Encoded(packed, scales.astype("<f2").tobytes())
+
+
+def to_f16(values: Floats) -> NDArray[np.float16]:
+    """Nearest f16, ties to even; infinity above the range."""
+    with np.errstate(over="ignore"):
+        return values.astype(np.float16)
+
+
+def to_bf16(values: Floats) -> NDArray[np.uint16]:
+    """Bits of the nearest bf16, ties to even; infinity above the range."""
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits: NDArray[np.uint16]) -> Floats:
+    """Values of bf16 bits."""
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def _checked(rows: Floats, converted: NDArray[Any]) -> NDArray[Any]:
+    finite = np.isfinite(converted)
+    if not finite.all():
+        row, column = (int(i) for i in np.argwhere(~finite)[0])
+        raise RangeError(f"weight {rows[row, column]:g} is out of range", row, column)
+    return converted
+
+
+def quantize(rows: Floats, kind: Type, group: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Codes (rows x groups x group) and scales (rows x groups) of a matrix."""
+    assert group in GROUPS
+    assert kind in (Type.Q8, Type.Q4)
+    count, columns = rows.shape
+    padded = np.zeros((count, align(columns, group)), np.float32)
+    padded[:, :columns] = rows
+    groups = padded.reshape(-1, group)
+    _check_scale(rows, kind)
+    codes, scales = np.empty(groups.shape, np.int8), np.empty(len(groups), np.float16)
+    search = _search_q8 if kind is Type.Q8 else _search_q4
+    for start in range(0, len(groups), _BLOCK):
+        part = slice(start, start + _BLOCK)
+        codes[part], scales[part] = search(groups[part])
+    return codes.reshape(count, -1, group), scales.reshape(count, -1)
+
+
+def pack_nibbles(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
+    """q4 bytes: element j of a group low, element j + group / 2 high, each as code + 8."""
+    nibbles = (codes + 8).astype(np.uint8)
+    half = codes.shape[-1] // 2
+    return np.bitwise_or(nibbles[..., :half], np.left_shift(nibbles[..., half:], np.uint8(4)))
+
+
+def _check_scale(rows: Floats, kind: Type) -> None:
+    """Refuses a value that the largest code times the largest f16 does not reach."""
+    most = F16_MAX * (127 if kind is Type.Q8 else 7)
+    large = np.abs(rows) > most
+    if large.any():
+        row, column = (int(i) for i in np.argwhere(large)[0])
+        raise RangeError(f"weight {rows[row, column]:g} needs a scale above f16's range "
+                         f"(at most {most:g})", row, column)  # fmt: skip
+
+
+# q8: scales from amax / 127 down, which clips the largest element a little.
+_Q8_STEPS = (1.0, 0.9975, 0.995, 0.9925)
+# q4: amax over these, with both signs: -8 may serve the positive or the negative end.
+_Q4_DIVISORS = tuple(6.3 + 0.1 * i for i in range(20))
+_REFINEMENTS = 3
+
+
+def _search_q8(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    x = groups.T.copy()
+    step = np.abs(x).max(axis=0) / np.float32(127)
+    return _search(x, [step * np.float32(factor) for factor in _Q8_STEPS], -127, 127)
+
+
+def _search_q4(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    x = groups.T.copy()
+    largest = np.abs(x).max(axis=0)
+    signed = [largest * np.float32(sign / d) for d in _Q4_DIVISORS for sign in (1, -1)]
+    return _search(x, signed, -8, 7)
+
+
+def _search(
+    x: Floats, candidates: list[Floats], least: int, most: int
+) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Codes and scales of least squared error; x is group x groups.
+
+    Every candidate is rounded to f16 before it is judged.  Then the best one's codes get the
+    scale that suits them best (least squares) as long as that helps.
+    """
+    best = _Best(x, least, most)
+    for candidate in candidates:
+        best.offer(candidate)
+    for _ in range(_REFINEMENTS):
+        best.offer(best.least_squares())
+    return best.codes.T.astype(np.int8), best.scale
+
+
+class _Best:
+    """The best scale of each group so far, with its codes and error."""
+
+    def __init__(self, x: Floats, least: int, most: int) -> None:
+        self._x, self._range = x, (least, most)
+        self.scale = np.zeros(x.shape[1], np.float16)
+        self.codes = np.zeros_like(x)
+        self._error = _sum(x * x)
+
+    def offer(self, candidate: Floats) -> None:
+        """Takes a scale for the groups in which it is better."""
+        scale = to_f16(candidate)
+        step = scale.astype(np.float32)
+        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+            codes = np.clip(np.rint(self._x / step), *self._range)
+            difference = self._x - codes * step
+            error = _sum(difference * difference)
+        better = error < self._error  # False for the NaN of a scale that is zero or infinite
+        self._error = np.where(better, error, self._error)
+        self.scale = np.where(better, scale, self.scale)
+        np.copyto(self.codes, codes, where=better)
+
+    def least_squares(self) -> Floats:
+        """The scale that fits the present codes best; the present one where all codes are 0."""
+        across, along = _sum(self._x * self.codes), _sum(self.codes * self.codes)
+        known = along > 0
+        fitted = across / np.where(known, along, np.float32(1))
+        return np.where(known, fitted, self.scale.astype(np.float32))
+
+
+def _sum(values: Floats) -> Floats:
+    """Sum over the group, in an order that does not depend on how many groups there are."""
+    while len(values) > 1:
+        half = len(values) // 2
+        values = values[:half] + values[half:]
+    return values.reshape(-1)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the numbers of `colibri_error` to a sentence and the exception that carries it.
+
+The extension calls `error_from` whenever a C call fails; status.h says what the numbers mean.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from colibri import _core
+from colibri.errors import (
+    ColibriError,
+    DoesNotFitError,
+    EngineError,
+    ImageError,
+    PlanError,
+    RuntimeStatus,
+)
+
+#: Members of colibri_limits, as status LIMIT numbers them.
+_LIMITS = ("size", "sequences", "context", "batch", "workers", "kv", "profile", "weights")
+_CONFIG = (
+    "vocabulary", "hidden", "layers", "context", "heads", "kv_heads", "head_size", "rope_size",
+    "rope_style", "activation", "router", "router_flags", "experts", "top_k", "expert_size",
+    "shared_size", "shared_flags", "dense_size", "tied", "norm_epsilon", "attention_scale",
+    "rope_scale",
+)  # fmt: skip
+_REPACK = "pack the model again"
+_LAYOUT_OFFSET = 12
+CHECKSUM = 44
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """How one status is said: which exception, what was wrong, and what would work."""
+
+    error: type[ColibriError]
+    what: Callable[[RuntimeStatus], str]
+    hint: Callable[[RuntimeStatus], str | None]
+
+
+def tensor_place(where: int) -> str:
+    """``"layer 3, query"`` from layer << 16 | role."""
+    layer, role = where >> 16, where & 0xFFFF
+    names = {number: name for name, number in _core.ROLES.items()}
+    name = names.get(role, f"role {role}")
+    return name if layer == _core.GLOBAL_LAYER else f"layer {layer}, {name}"
+
+
+def _limit(s: RuntimeStatus) -> str:
+    if not 0 < s.where < len(_LIMITS):
+        return "the limits ask for more memory than a 64-bit number can say"
+    return f"limit '{_LIMITS[s.where]}' is {s.have}"
+
+
+def _argument(s: RuntimeStatus) -> str:
+    return f"argument {s.where} of the runtime call is missing or contradictory"
+
+
+def _config(s: RuntimeStatus) -> str:
+    name = _CONFIG[s.where] if s.where < len(_CONFIG) else f"word {s.where}"
+    return f"model setting '{name}' is out of range ({s.have})"
+
+
+def _unsupported(s: RuntimeStatus) -> str:
+    """`where` is 7 (the limit `weights`), 12 (the layout), a tensor, or an offset in the file."""
+    if s.where == _LIMITS.index("weights"):
+        return "the weights cannot be used where they lie: the storage does not map"
+    if s.where == _LAYOUT_OFFSET:
+        return f"image layout {s.have} (sharded or hybrid) is not read by this version"
+    if s.where >> 16 or s.where in _core.ROLES.values():
+        return f"{tensor_place(s.where)} has type {s.have}, which this build leaves out"
+    return f"the layer table at offset {s.where:#x} asks for a part that this build leaves out"
+
+
+def _unsupported_hint(s: RuntimeStatus) -> str:
+    if s.where == _LIMITS.index("weights"):
+        return "load them into memory (weights='loaded')"
+    if s.where == _LAYOUT_OFFSET:
+        return "pack with --layout monolithic"
+    return "build the library with it"
+
+
+def _text(text: str) -> Callable[[RuntimeStatus], str]:
+    return lambda _: text
+
+
+def _need(before: str, after: str = "") -> Callable[[RuntimeStatus], str | None]:
+    return lambda s: f"{before} {s.need:,}{after}"
+
+
+def _no_hint(_: RuntimeStatus) -> None:
+    return None
+
+
+_RULES: dict[int, _Rule] = {
+    1: _Rule(EngineError, _argument, _no_hint),
+    2: _Rule(EngineError, lambda s: f"token {s.have} at index {s.where} is not in the vocabulary",
+             lambda s: f"use 0 .. {s.need - 1}" if s.need else None),
+    3: _Rule(EngineError, lambda s: f"sequence {s.have} at index {s.where} is unknown",
+             lambda s: f"use 0 .. {s.need - 1}" if s.need else None),
+    4: _Rule(EngineError, lambda s: f"the sequence would pass its context of {s.have} tokens",
+             _need("make the engine with context", " or more, or reset the sequence")),
+    5: _Rule(EngineError, _text("the logits buffer is too small"), _need("it takes", " floats")),
+    20: _Rule(DoesNotFitError, lambda s: f"memory region {s.where} has {s.have:,} bytes",
+              _need("give it", " bytes")),
+    21: _Rule(PlanError, lambda s: f"memory region {s.where} is not aligned",
+              _need("its address must be a multiple of")),
+    22: _Rule(PlanError, _limit, lambda s: f"at most {s.need}" if s.need else None),
+    23: _Rule(EngineError, _text("the floating-point unit does not round to nearest or flushes "
+                                 "denormals"), lambda _: "reset its control register"),
+    40: _Rule(ImageError, _text("not a Colibri image"), lambda _: "make one with 'colibri pack'"),
+    41: _Rule(ImageError, lambda s: f"image version {s.have} is unknown",
+              _need("this library reads version")),
+    42: _Rule(ImageError, lambda s: f"truncated at {s.have:,} bytes", _need("it takes", " bytes")),
+    43: _Rule(ImageError, lambda s: f"tables break a rule of the format at offset {s.where:#x}",
+              lambda _: _REPACK),
+    44: _Rule(ImageError, lambda s: f"header and tables have checksum {s.have:08x}, "
+                                    f"not {s.need:08x}", lambda _: "copy the file again"),
+    45: _Rule(ImageError, _config, lambda _: _REPACK),
+    46: _Rule(ImageError, lambda s: f"{tensor_place(s.where)} is missing, misplaced or misshapen",
+              lambda _: _REPACK),
+    47: _Rule(ImageError, _unsupported, _unsupported_hint),
+    60: _Rule(ImageError, lambda s: f"reading failed at offset {s.where:#x}",
+              lambda _: "check the file and its medium"),
+    80: _Rule(EngineError, lambda s: f"NaN or infinity came up (layer or row {s.where})",
+              lambda _: "check the image with 'colibri inspect --verify'"),
+    81: _Rule(EngineError, lambda s: f"self-test checksum is {s.have:08x}, not {s.need:08x}",
+              lambda _: "this build or CPU computes other numbers than the packer's"),
+}  # fmt: skip
+
+
+def error_from(subject: str, code: int, where: int, have: int, need: int) -> ColibriError:
+    """The exception for a failed C call; `subject` is the image or the operation."""
+    status = RuntimeStatus(code, where, have, need)
+    rule = _RULES.get(code)
+    if rule is None:
+        error = ColibriError(_core.status_name(code), file=subject)
+    else:
+        error = rule.error(rule.what(status), file=subject, hint=rule.hint(status))
+    error.status = status
+    return error
+
+
+def error_from_errno(path: str, number: int) -> ImageError:
+    """The exception for a file that cannot be opened."""
+    return ImageError(f"cannot open: {os.strerror(number)}", file=path)

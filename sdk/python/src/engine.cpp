@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+// colibri_init, colibri_infer and the sampler. The GIL is released while the runtime works.
+#include "bind.h"
+
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <stdexcept>
+
+namespace {
+
+struct DestroyPool {
+    void operator()(colibri_posix_pool *pool) const { colibri_posix_pool_destroy(pool); }
+};
+
+struct Engine {
+    Engine(const Image &image, const colibri_limits &limits,
+           const std::optional<std::vector<RegionTuple>> &regions, const std::string &kernels,
+           uint32_t threads, bool trace);
+    Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
+                       std::optional<Vector<uint8_t>> want);
+    void reset(uint32_t sequence);
+    void selftest();
+    nb::bytes take_trace();
+    uint32_t length(uint32_t sequence);
+    uint64_t high_water(uint32_t region) const { return colibri_high_water(&engine, region); }
+    std::vector<RegionTuple> region_list() const;
+    const char *kernels_name() const { return platform.kernels->name; }
+
+    colibri_limits limits{};
+
+private:
+    // Runs a C call with the GIL released, one thread at a time.
+    template <typename Call> auto alone(Call &&call)
+    {
+        nb::gil_scoped_release release;
+        const std::lock_guard<std::mutex> lock(mutex);
+        return call();
+    }
+    void own_memory(const colibri_image &image);
+    void make_pool(uint32_t threads);
+
+    std::string name;
+    uint32_t vocabulary;
+    colibri_engine engine{};
+    colibri_platform platform{};
+    std::unique_ptr<colibri_posix_pool, DestroyPool> pool;
+    Memory memory;
+    std::optional<Regions> regions;
+    std::vector<colibri_event> events;
+    std::mutex mutex;
+};
+
+void record(void *context, const colibri_event *event)
+{
+    static_cast<std::vector<colibri_event> *>(context)->push_back(*event);
+}
+
+Engine::Engine(const Image &image, const colibri_limits &wanted,
+               const std::optional<std::vector<RegionTuple>> &given, const std::string &kernels,
+               uint32_t threads, bool trace)
+    : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary)
+{
+    platform.struct_bytes = sizeof platform;
+    platform.kernels = find_kernels(kernels);
+    if (trace) {
+        platform.trace = record;
+        platform.trace_context = &events;
+    }
+    make_pool(threads);
+    if (given) regions.emplace(*given);
+    else own_memory(image.image);
+    colibri_error error{};
+    check(name, alone([&] {
+              return colibri_init(&engine, &image.image, &limits, regions->list.data(),
+                                  regions->count(), &platform, &error);
+          }), error);
+}
+
+void Engine::make_pool(uint32_t threads)
+{
+    if (threads <= 1) return;
+    if (threads > COLIBRI_MAX_WORKERS)
+        raise_status(name, COLIBRI_ERR_LIMIT, {COLIBRI_ERR_LIMIT, 4, threads, COLIBRI_MAX_WORKERS});
+    pool.reset(colibri_posix_pool_create(threads));
+    if (!pool) throw std::runtime_error("cannot start " + std::to_string(threads) + " threads");
+    platform.pool = colibri_posix_pool_interface(pool.get());
+}
+
+// One region of exactly the planned size.
+void Engine::own_memory(const colibri_image &image)
+{
+    colibri_region region{};
+    region.name = "memory";
+    region.size = std::numeric_limits<int64_t>::max();
+    colibri_plan_result plan{};
+    plan.struct_bytes = sizeof plan;
+    colibri_error error{};
+    check(name, colibri_plan(&image, &limits, &region, 1, &plan, &error), error);
+    memory = allocate(plan.used[0]);
+    const auto address = reinterpret_cast<uintptr_t>(memory.get());
+    regions.emplace(std::vector<RegionTuple>{{region.name, address, plan.used[0], 0}});
+}
+
+size_t rows_wanted(const std::optional<Vector<uint8_t>> &want, size_t count)
+{
+    if (!want) return count == 0 ? 0 : 1;
+    size_t rows = 0;
+    for (size_t i = 0; i < count; i++) rows += (*want)(i) != 0;
+    return rows;
+}
+
+Array<float> Engine::infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
+                           std::optional<Vector<uint8_t>> want)
+{
+    const size_t count = tokens.size();
+    if ((sequences && sequences->size() != count) || (want && want->size() != count))
+        throw nb::value_error("tokens, sequences and want must have the same length");
+    float *logits = nullptr;
+    const size_t rows = rows_wanted(want, count);
+    Array<float> out = new_array<float>({rows, vocabulary}, logits);
+    colibri_batch batch{};
+    batch.struct_bytes = sizeof batch;
+    batch.count = static_cast<uint32_t>(count);
+    batch.tokens = tokens.data();
+    batch.sequences = sequences ? sequences->data() : nullptr;
+    batch.want_logits = want ? want->data() : nullptr;
+    batch.logits = logits;
+    batch.logits_floats = uint64_t{rows} * vocabulary;
+    colibri_error error{};
+    check(name, alone([&] { return colibri_infer(&engine, &batch, &error); }), error);
+    return out;
+}
+
+void Engine::reset(uint32_t sequence)
+{
+    check(name, alone([&] { return colibri_reset(&engine, sequence); }), {});
+}
+
+uint32_t Engine::length(uint32_t sequence)
+{
+    return alone([&] { return colibri_length(&engine, sequence); });
+}
+
+void Engine::selftest()
+{
+    std::vector<float> logits(vocabulary);
+    colibri_error error{};
+    check(name, alone([&] { return colibri_selftest(&engine, logits.data(), &error); }), error);
+}
+
+nb::bytes Engine::take_trace()
+{
+    std::vector<colibri_event> taken;
+    alone([&] { taken.swap(events); });
+    return nb::bytes(taken.data(), taken.size() * sizeof(colibri_event));
+}
+
+std::vector<RegionTuple> Engine::region_list() const
+{
+    std::vector<RegionTuple> out;
+    for (const colibri_region &r : regions->list)
+        out.emplace_back(r.name, reinterpret_cast<uintptr_t>(r.base), r.size, r.rank);
+    return out;
+}
+
+nb::tuple sample(Vector<float> logits, float temperature, uint32_t top_k, float top_p, uint64_t state)
+{
+    const colibri_sampling sampling{temperature, top_k, top_p};
+    uint32_t token = 0;
+    const colibri_status status = colibri_sample(
+        logits.data(), static_cast<uint32_t>(logits.size()), &sampling, &state, &token);
+    check("sample", status, {});
+    return nb::make_tuple(token, state);
+}
+
+nb::tuple route_topk(Vector<float> scores, uint32_t top_k, uint32_t router, uint32_t flags)
+{
+    colibri_config config{};
+    config.router = router;
+    config.router_flags = flags;
+    config.experts = static_cast<uint32_t>(scores.size());
+    config.top_k = top_k;
+    if (top_k < 1 || top_k > scores.size()) throw nb::value_error("top_k must be 1 .. number of scores");
+    std::vector<float> work(scores.data(), scores.data() + scores.size());
+    uint16_t *ids = nullptr;
+    float *weights = nullptr;
+    Array<uint16_t> id_array = new_array<uint16_t>({top_k}, ids);
+    Array<float> weight_array = new_array<float>({top_k}, weights);
+    check("route_topk", colibri_route_topk(&config, work.data(), ids, weights), {});
+    return nb::make_tuple(id_array, weight_array);
+}
+
+} // namespace
+
+void bind_engine(nb::module_ &m)
+{
+    nb::class_<Engine>(m, "Engine")
+        .def(nb::init<const Image &, const colibri_limits &,
+                      const std::optional<std::vector<RegionTuple>> &, const std::string &, uint32_t, bool>(),
+             nb::arg("image"), nb::arg("limits"), nb::arg("regions").none(), nb::arg("kernels"),
+             nb::arg("threads"), nb::arg("trace"), nb::keep_alive<1, 2>())
+        .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
+             nb::arg("want").none() = nb::none())
+        .def("reset", &Engine::reset, nb::arg("sequence"))
+        .def("length", &Engine::length, nb::arg("sequence"))
+        .def("high_water", &Engine::high_water, nb::arg("region"))
+        .def("selftest", &Engine::selftest)
+        .def("take_trace", &Engine::take_trace)
+        .def_prop_ro("regions", &Engine::region_list)
+        .def_prop_ro("kernels", &Engine::kernels_name)
+        .def_ro("limits", &Engine::limits);
+    m.def("sample", &sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"),
+          nb::arg("top_p"), nb::arg("state"));
+    m.def("route_topk", &route_topk, nb::arg("scores"), nb::arg("top_k"), nb::arg("router") = 1,
+          nb::arg("flags") = 0);
+}

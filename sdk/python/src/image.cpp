@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// colibri_image_open and what can be asked of an open image.
+#include "bind.h"
+
+#include <cstring>
+
+namespace {
+
+constexpr uint32_t VERIFY_BLOCK = 1u << 16;
+
+const void *memory_map(void *context, uint32_t file, uint64_t offset, uint64_t bytes)
+{
+    const auto *self = static_cast<const Image *>(context);
+    const uint64_t size = self->memory_storage.bytes;
+    if (file != 0 || offset > size || bytes > size - offset) return nullptr;
+    return static_cast<const uint8_t *>(self->memory.get()) + offset;
+}
+
+int memory_read(void *context, uint32_t file, uint64_t offset, void *destination, uint64_t bytes)
+{
+    const void *source = memory_map(context, file, offset, bytes);
+    if (source == nullptr) return -1;
+    std::memcpy(destination, source, static_cast<size_t>(bytes));
+    return 0;
+}
+
+[[noreturn]] void raise_open(const std::string &name, int error)
+{
+    nb::object exception =
+        nb::module_::import_("colibri.status").attr("error_from_errno")(name, error);
+    PyErr_SetObject(reinterpret_cast<PyObject *>(Py_TYPE(exception.ptr())), exception.ptr());
+    throw nb::python_error();
+}
+
+nb::dict config_dict(const Image &self)
+{
+    const colibri_config &c = self.image.config;
+    nb::dict d;
+#define PUT(field) d[#field] = c.field
+    PUT(vocabulary); PUT(hidden); PUT(layers); PUT(context); PUT(heads); PUT(kv_heads);
+    PUT(head_size); PUT(rope_size); PUT(rope_style); PUT(activation); PUT(router);
+    PUT(router_flags); PUT(experts); PUT(top_k); PUT(expert_size); PUT(shared_size);
+    PUT(shared_flags); PUT(dense_size); PUT(tied); PUT(norm_epsilon); PUT(attention_scale);
+    PUT(rope_scale);
+#undef PUT
+    return d;
+}
+
+// Rows as tuples in the order of the C struct; image.py gives them names.
+nb::list sections(const Image &self)
+{
+    nb::list out;
+    for (uint32_t i = 0; i < self.image.section_count; i++) {
+        colibri_section s{};
+        check(self.name, colibri_image_section(&self.image, i, &s), {});
+        out.append(nb::make_tuple(s.kind, s.file, s.offset, s.bytes, s.crc32, s.count));
+    }
+    return out;
+}
+
+nb::list tensors(const Image &self)
+{
+    nb::list out;
+    for (uint32_t i = 0; i < self.image.tensor_count; i++) {
+        colibri_tensor t{};
+        check(self.name, colibri_image_tensor(&self.image, i, &t), {});
+        out.append(nb::make_tuple(t.layer, t.role, t.type, t.order, t.group, t.rows, t.columns,
+                                  t.offset, t.bytes, t.crc32));
+    }
+    return out;
+}
+
+nb::list experts(const Image &self)
+{
+    nb::list out;
+    for (uint32_t i = 0; i < self.image.expert_count; i++) {
+        colibri_expert e{};
+        check(self.name, colibri_image_expert(&self.image, i, &e), {});
+        out.append(nb::make_tuple(e.offset, e.bytes, e.crc32, e.file));
+    }
+    return out;
+}
+
+std::vector<uint32_t> stop_ids(const Image &self)
+{
+    std::vector<uint32_t> ids(colibri_image_stop_ids(&self.image, nullptr, 0));
+    if (!ids.empty()) colibri_image_stop_ids(&self.image, ids.data(), static_cast<uint32_t>(ids.size()));
+    return ids;
+}
+
+nb::bytes read_bytes(const Image &self, uint64_t offset, uint64_t bytes, uint32_t file)
+{
+    const colibri_storage *storage = self.image.storage;
+    colibri_error error{};
+    error.where = static_cast<uint32_t>(offset);
+    if (file != 0 || offset > storage->bytes || bytes > storage->bytes - offset)
+        raise_status(self.name, COLIBRI_ERR_STORAGE, error);
+    std::vector<uint8_t> out(static_cast<size_t>(bytes));
+    if (bytes > 0 && storage->read(storage->context, file, offset, out.data(), bytes) != 0)
+        raise_status(self.name, COLIBRI_ERR_STORAGE, error);
+    return nb::bytes(out.data(), out.size());
+}
+
+void verify(const Image &self)
+{
+    const bool maps = self.image.storage->map != nullptr;
+    Memory block = maps ? Memory() : allocate(VERIFY_BLOCK);
+    colibri_error error{};
+    colibri_status status;
+    {
+        nb::gil_scoped_release release;
+        status = colibri_verify(&self.image, block.get(), maps ? 0 : VERIFY_BLOCK, &error);
+    }
+    check(self.name, status, error);
+}
+
+} // namespace
+
+Image::Image(nb::object source, bool map, std::string label) : name(std::move(label))
+{
+    file.descriptor = -1;
+    if (nb::isinstance<nb::str>(source)) {
+        const auto path = nb::cast<std::string>(source);
+        if (colibri_posix_open(&file, path.c_str(), map ? COLIBRI_POSIX_MAP : COLIBRI_POSIX_READ) != 0)
+            raise_open(path, file.error);
+        open(&file.storage);
+        return;
+    }
+    const auto bytes = nb::cast<nb::bytes>(source);
+    memory = copy_of(bytes.data(), bytes.size());
+    memory_storage.struct_bytes = sizeof memory_storage;
+    memory_storage.context = this;
+    memory_storage.bytes = bytes.size();
+    memory_storage.read = memory_read;
+    if (map) memory_storage.map = memory_map;
+    open(&memory_storage);
+}
+
+void Image::open(const colibri_storage *storage)
+{
+    colibri_error error{};
+    colibri_status status = colibri_image_open(&image, storage, nullptr, 0, &error);
+    if (status == COLIBRI_ERR_MEMORY && storage->map == nullptr && error.need <= UINT32_MAX) {
+        const auto need = static_cast<uint32_t>(error.need);
+        meta = allocate(need);
+        error = {};
+        status = colibri_image_open(&image, storage, meta.get(), need, &error);
+    }
+    if (status != COLIBRI_OK) colibri_posix_close(&file);
+    check(name, status, error);
+}
+
+void bind_image(nb::module_ &m)
+{
+    nb::class_<Image>(m, "Image")
+        .def(nb::init<nb::object, bool, std::string>(), nb::arg("source"), nb::arg("map"), nb::arg("name"))
+        .def_prop_ro("bytes", [](const Image &self) { return self.image.bytes; })
+        .def_prop_ro("meta_bytes", [](const Image &self) { return self.image.meta_bytes; })
+        .def_prop_ro("address", [](const Image &self) {
+            const colibri_storage *s = self.image.storage;
+            return s->map ? reinterpret_cast<uintptr_t>(s->map(s->context, 0, 0, s->bytes)) : 0;
+        })
+        .def("config", &config_dict)
+        .def("sections", &sections)
+        .def("tensors", &tensors)
+        .def("experts", &experts)
+        .def("stop_ids", &stop_ids)
+        .def("ffn", [](const Image &self, uint32_t layer) { return colibri_image_ffn(&self.image, layer); },
+             nb::arg("layer"))
+        .def("read", &read_bytes, nb::arg("offset"), nb::arg("bytes"), nb::arg("file") = 0)
+        .def("verify", &verify);
+}

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// colibri_plan: limits and regions in, sizes and placement out.
+#include "bind.h"
+
+Regions::Regions(const std::vector<RegionTuple> &tuples)
+{
+    names.reserve(tuples.size()); // the C structs point into it
+    for (const auto &[name, address, size, rank] : tuples) {
+        names.push_back(name);
+        colibri_region region{};
+        region.name = names.back().c_str();
+        region.base = reinterpret_cast<void *>(static_cast<uintptr_t>(address));
+        region.size = size;
+        region.rank = rank;
+        list.push_back(region);
+    }
+}
+
+namespace {
+
+void set_limits(colibri_limits *self, uint32_t sequences, uint32_t context, uint32_t batch,
+                uint32_t workers, uint32_t kv, uint32_t profile, uint32_t weights)
+{
+    new (self) colibri_limits{sizeof(colibri_limits), sequences, context, batch,
+                              workers, kv, profile, weights};
+}
+
+nb::list buffers(const colibri_plan_result &plan)
+{
+    nb::list out;
+    for (uint32_t i = 0; i < plan.buffer_count; i++) {
+        const colibri_buffer &b = plan.buffers[i];
+        out.append(nb::make_tuple(b.kind, b.region, b.offset, b.bytes, b.touched));
+    }
+    return out;
+}
+
+// "shortage" is None when everything fits, else (region index, bytes it has, bytes that work).
+nb::dict plan(const Image &image, const colibri_limits &limits, const std::vector<RegionTuple> &tuples)
+{
+    const Regions regions(tuples);
+    colibri_plan_result result{};
+    result.struct_bytes = sizeof result;
+    colibri_error error{};
+    const colibri_status status = colibri_plan(&image.image, &limits, regions.list.data(),
+                                               regions.count(), &result, &error);
+    if (status != COLIBRI_ERR_MEMORY) check(image.name, status, error);
+    nb::dict out;
+    out["shortage"] = status == COLIBRI_OK ? nb::object(nb::none())
+                                           : nb::object(nb::make_tuple(error.where, error.have, error.need));
+    out["alignment"] = result.alignment;
+    out["total_bytes"] = result.total_bytes;
+    out["used"] = std::vector<uint64_t>(result.used, result.used + regions.count());
+    out["buffers"] = buffers(result);
+    out["limits"] = result.limits;
+    return out;
+}
+
+uint32_t max_context(const Image &image, const colibri_limits &limits, const std::vector<RegionTuple> &tuples)
+{
+    const Regions regions(tuples);
+    return colibri_plan_max_context(&image.image, &limits, regions.list.data(), regions.count());
+}
+
+} // namespace
+
+void bind_plan(nb::module_ &m)
+{
+    nb::class_<colibri_limits>(m, "Limits")
+        .def("__init__", &set_limits, nb::arg("sequences") = 1, nb::arg("context") = 0,
+             nb::arg("batch") = 0, nb::arg("workers") = 0, nb::arg("kv") = 0,
+             nb::arg("profile") = 0, nb::arg("weights") = 0)
+        .def_ro("sequences", &colibri_limits::sequences)
+        .def_ro("context", &colibri_limits::context)
+        .def_ro("batch", &colibri_limits::batch)
+        .def_ro("workers", &colibri_limits::workers)
+        .def_ro("kv", &colibri_limits::kv)
+        .def_ro("profile", &colibri_limits::profile)
+        .def_ro("weights", &colibri_limits::weights);
+    m.def("plan", &plan, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
+    m.def("plan_max_context", &max_context, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
+}
