@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Virtual time: how long the board would take for what the runtime just did.
+
+The runtime's trace events carry what was moved and what was computed.  Each event costs the
+larger of the two, and a little for getting started::
+
+    seconds = max(bytes / read speed + first access, multiply-adds / compute rate) + dispatch
+
+Every speed is an `Input` with its class, and the class decides how far the truth may lie from it
+(`SPREAD`).  So a prediction is three numbers, and never shown as one.  docs/emulator.md says where
+the spreads come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from colibri.boards import Board, Core, Region
+from colibri_emulator.report import Input, Prediction, Range
+from colibri_emulator.storage import STREAM_BLOCK, Medium
+
+Events = npt.NDArray[Any]  # structured: kind, layer, index, count, bytes, work (platform.h)
+Scenario = Literal["slow", "mid", "fast"]
+SCENARIOS: tuple[Scenario, ...] = ("slow", "mid", "fast")
+
+STEP, LAYER, MATMUL, ATTEND, EXPERT, ROUTE, VECTOR, READ = range(1, 9)
+_SHARED_ROLES = range(50, 54)  # COLIBRI_ROLE_SHARED_GATE .. _ROUTER
+
+# Real speed over the stated one: slow, mid, fast.
+SPREAD: Mapping[str, tuple[float, float, float]] = {
+    "measured": (0.75, 1.0, 1.25),
+    "declared": (0.5, 0.8, 1.0),
+    "theoretical": (0.15, 0.4, 1.0),
+    # Bus rate and the cost of each line are both known, or the memory is on the chip.
+    "theoretical, with latency": (0.5, 0.8, 1.0),
+    "assumed": (0.5, 1.0, 2.0),
+}
+
+# Multiply-adds per cycle and core with the reference kernels. Instructions per multiply-add of the
+# demo model (q4) were counted in emulation: 11.8 on a Cortex-M33, 7.6 on a Cortex-M55, 7.3 on a
+# Cortex-A53, 15.2 on RV64GC. One instruction a cycle, three on out-of-order cores; relatives get
+# the same.
+_MACS_PER_CYCLE = {
+    "armv6-m": 0.03,
+    "armv7-m": 0.03,
+    "armv7e-m": 0.085,
+    "armv8-m.base": 0.03,
+    "armv8-m.main": 0.085,
+    "armv8.1-m.main": 0.13,
+    "armv7-a": 0.14,
+    "armv8-a": 0.14,
+    "armv8.2-a": 0.41,
+    "armv9-a": 0.41,
+    "rv32imac": 0.02,
+    "rv32imafc": 0.066,
+    "rv32gc": 0.066,
+    "rv64imac": 0.02,
+    "rv64gc": 0.066,
+    "rv64gcv": 0.066,
+    "x86-64": 0.41,
+}
+# Set-up of one operation, and of handing it to workers and waiting for them.
+_CYCLES_ALONE = 400
+_CYCLES_SHARED = 4000
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Names of the regions that the three kinds of traffic go to."""
+
+    weights: str
+    kv: str
+    work: str
+
+
+@dataclass(frozen=True)
+class _Speed:
+    """What one byte, and one first access, cost in a region."""
+
+    second_per_byte: float
+    first_access: float
+
+
+@dataclass
+class Charge:
+    """Time and traffic of some events."""
+
+    seconds: dict[Scenario, float] = field(default_factory=lambda: dict.fromkeys(SCENARIOS, 0.0))
+    terms: dict[str, float] = field(default_factory=dict)  # mid seconds by what set the pace
+    traffic: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Charge) -> None:
+        """Puts another charge on top."""
+        for name in SCENARIOS:
+            self.seconds[name] += other.seconds[name]
+        for term, seconds in other.terms.items():
+            self.terms[term] = self.terms.get(term, 0.0) + seconds
+        for kind, size in other.traffic.items():
+            self.traffic[kind] = self.traffic.get(kind, 0) + size
+
+    def per_second(self, count: int) -> Range:
+        """`count` things in this time, as a rate."""
+        slow, mid, fast = (count / self.seconds[name] for name in SCENARIOS)
+        return Range(low=slow, mid=mid, high=fast)
+
+    @property
+    def limit(self) -> str | None:
+        """What set the pace for most of the time."""
+        return max(self.terms, key=self.terms.__getitem__) if self.terms else None
+
+    def shares(self) -> dict[str, float]:
+        """Share of the time by what set the pace, largest first."""
+        total = sum(self.terms.values())
+        ordered = sorted(self.terms.items(), key=lambda item: -item[1])
+        return {term: round(seconds / total, 4) for term, seconds in ordered if total}
+
+
+class Clock:
+    """The board's time.
+
+    Parameters
+    ----------
+    board : Board
+        Cores, regions and their speeds.
+    placement : Placement
+        Where weights, KV cache and activations lie.
+    workers : int
+        Workers of the plan; more than the board has cores share them.
+    medium : Medium, optional
+        What `READ` events and the loading of the image are charged to.
+    """
+
+    def __init__(
+        self, board: Board, placement: Placement, *, workers: int, medium: Medium | None
+    ) -> None:
+        self.inputs: list[Input] = []
+        self._placement, self._medium = placement, medium
+        self._core, self._shared = board.cores[0], workers > 1
+        self._cores = min(workers, self._core.count)
+        self._macs = self._compute_rate()
+        self._dispatch = self._dispatch_seconds()
+        self._speeds: dict[str, dict[Scenario, _Speed]] = {}
+        for name in dict.fromkeys((placement.weights, placement.kv, placement.work)):
+            self._speeds[name] = self._region_speed(board.region(name))
+        if medium is not None:
+            self._add_medium(medium)
+
+    def charge(self, events: Events) -> Charge:
+        """Time and traffic of a piece of the trace."""
+        charge = Charge(traffic=_traffic(events))
+        for kind, region, what in (
+            (MATMUL, self._placement.weights, "weights"),
+            (EXPERT, self._placement.weights, "weights"),
+            (ATTEND, self._placement.kv, "KV cache"),
+            (VECTOR, self._placement.work, "activations"),
+        ):
+            chosen = events[events["kind"] == kind]
+            if chosen.size:
+                charge.add(self._charge_kind(chosen, region, what))
+        for size in events["bytes"][events["kind"] == READ]:
+            charge.add(self.charge_read(int(size)))
+        return charge
+
+    def charge_read(self, size: int, block: int = STREAM_BLOCK) -> Charge:
+        """Time to read `size` bytes from the storage; none when no storage is known."""
+        if self._medium is None or not size:
+            return Charge()
+        spread = SPREAD[self._medium.cls]
+        seconds = self._medium.seconds(size, block)
+        times = {name: seconds / spread[i] for i, name in enumerate(SCENARIOS)}
+        return Charge(seconds=times, terms={f"reading {self._medium.name}": times["mid"]})
+
+    def _charge_kind(self, events: Events, region: str, what: str) -> Charge:
+        charge = Charge()
+        size, work = events["bytes"].astype(np.float64), events["work"].astype(np.float64)
+        for name in SCENARIOS:
+            speed = self._speeds[region][name]
+            moving = size * speed.second_per_byte + speed.first_access
+            computing = work / self._macs[name]
+            dispatch = self._dispatch[name] * len(events)
+            charge.seconds[name] = float(np.maximum(moving, computing).sum()) + dispatch
+            if name == "mid":
+                bound = moving > computing
+                charge.terms = {
+                    f"{what} from {region}": float(moving[bound].sum()),
+                    f"compute on {self._core.cpu}": float(computing[~bound].sum()),
+                    "dispatch": dispatch,
+                }
+        return charge
+
+    def _compute_rate(self) -> dict[Scenario, float]:
+        core: Core = self._core
+        per_cycle = _MACS_PER_CYCLE[core.isa]
+        self._note("core clock", core.freq_hz, "Hz", "declared", core.source)
+        self._note("cores at work", self._cores, f"of {core.count}", "declared", core.source)
+        self._note(
+            f"multiply-adds a cycle on {core.cpu}",
+            per_cycle,
+            "1/cycle",
+            "assumed",
+            f"reference kernels on {core.isa}: instructions counted in emulation",
+        )
+        rate = core.freq_hz * self._cores * per_cycle
+        return {name: rate * SPREAD["assumed"][i] for i, name in enumerate(SCENARIOS)}
+
+    def _dispatch_seconds(self) -> dict[Scenario, float]:
+        cycles = _CYCLES_SHARED if self._shared else _CYCLES_ALONE
+        text = "call, split and join of an operation"
+        self._note("cycles per operation", cycles, "cycles", "assumed", text)
+        seconds = cycles / self._core.freq_hz
+        return {name: seconds / SPREAD["assumed"][i] for i, name in enumerate(SCENARIOS)}
+
+    def _region_speed(self, region: Region) -> dict[Scenario, _Speed]:
+        """Bandwidth and latency of a region, both with their class."""
+        read, latency = region.perf.read_Bps, region.perf.latency_ns
+        if read is None:
+            return self._unknown_speed(region)
+        self._note(f"{region.name} read speed", float(read), "B/s", read.cls, read.source)
+        each = 1.0 / float(read)
+        first = float(latency) * 1e-9 if latency else 0.0
+        if latency:
+            self._note(f"{region.name} latency", float(latency), "ns", latency.cls, latency.source)
+        # A serial memory has no prefetch: every line waits. A measured speed includes that wait.
+        serial = region.kind in ("nor", "psram") and read.cls != "measured"
+        line = region.perf.line_bytes
+        if serial and latency and line:
+            self._note(f"{region.name} line", float(line), "B", line.cls, line.source)
+            each, first = each + first / float(line), 0.0
+        on_chip = region.kind in ("sram", "tcm")
+        known = read.cls == "theoretical" and (on_chip or (serial and latency and line))
+        spread = SPREAD["theoretical, with latency" if known else read.cls]
+        return {
+            name: _Speed(each / spread[i], first / spread[i]) for i, name in enumerate(SCENARIOS)
+        }
+
+    def _unknown_speed(self, region: Region) -> dict[Scenario, _Speed]:
+        """No figure: as fast as the core can load, which is the least that is certain."""
+        per_cycle = 4
+        speed = float(self._core.freq_hz * per_cycle)
+        text = f"the board file has no read speed of {region.name}: 4 bytes a core cycle"
+        self._note(f"{region.name} read speed", speed, "B/s", "assumed", text)
+        spread = SPREAD["theoretical"]
+        return {name: _Speed(1 / (speed * spread[i]), 0.0) for i, name in enumerate(SCENARIOS)}
+
+    def _add_medium(self, medium: Medium) -> None:
+        for point in medium.storage.points:
+            name = f"{medium.name} in blocks of {point.block_bytes} B"
+            self._note(name, point.read_Bps, "B/s", point.cls, point.source)
+
+    def _note(self, name: str, value: float, unit: str, cls: str, source: str) -> None:
+        self.inputs.append(Input(name=name, value=value, unit=unit, cls=cls, source=source))
+
+
+def _traffic(events: Events) -> dict[str, int]:
+    """Bytes by what they were read for."""
+    kind, role, size = events["kind"], events["index"], events["bytes"]
+    matmul = kind == MATMUL
+    shared = matmul & np.isin(role, _SHARED_ROLES)
+    chosen = {
+        "dense": matmul & ~shared,
+        "shared": shared,
+        "routed": kind == EXPERT,
+        "kv": kind == ATTEND,
+    }
+    return {name: int(size[which].sum()) for name, which in chosen.items()}
+
+
+def predict(
+    clock: Clock, *, load: Charge, prefill: Charge, prompt: int, decode: Charge, steps: int
+) -> Prediction:
+    """Speeds of a run: `prompt` tokens at once, then `steps` tokens one at a time.
+
+    Bytes per token are those of decoding; of the prompt when nothing was decoded.
+    """
+    first = {name: load.seconds[name] + prefill.seconds[name] for name in SCENARIOS}
+    traffic, count = (decode.traffic, steps) if steps else (prefill.traffic, prompt)
+    return Prediction(
+        prefill_tok_s=prefill.per_second(prompt),
+        decode_tok_s=decode.per_second(steps) if steps else None,
+        first_token_s=Range(low=first["fast"], mid=first["mid"], high=first["slow"]),
+        load_s=Range(low=load.seconds["fast"], mid=load.seconds["mid"], high=load.seconds["slow"]),
+        limits={"load": load.limit, "prefill": prefill.limit, "decode": decode.limit},
+        decode_shares=(decode if steps else prefill).shares(),
+        bytes_per_token={kind: round(size / count) for kind, size in traffic.items()},
+        inputs=clock.inputs,
+    )

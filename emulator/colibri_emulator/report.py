@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an emulation found: one model, shown as tables or as JSON.
+
+Both machines, the native twin and the emulated CPU, fill the same `EmulationReport`.  Every
+figure says what it is: *planned* (computed before), *counted* (read back, exact) or *predicted*
+(from board figures, with an interval).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from colibri.cli.common import bar, table
+from colibri.units import format_bytes
+
+Machine = Literal["native", "cpu"]
+_TRAFFIC = {
+    "dense": "attention, router, embedding, output",
+    "shared": "shared expert",
+    "routed": "routed experts",
+    "kv": "KV cache",
+}
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, populate_by_name=True, extra="forbid")
+
+
+class Range(_Model):
+    """Three numbers, smallest first: the likely value and the interval around it."""
+
+    low: float
+    mid: float
+    high: float
+
+    def text(self, unit: str) -> str:
+        """``12.3 tok/s (8.1 to 15.4)``"""
+        return f"{_short(self.mid)} {unit} ({_short(self.low)} to {_short(self.high)})"
+
+
+class Input(_Model):
+    """A number that a prediction rests on."""
+
+    name: str
+    value: float
+    unit: str
+    cls: str = Field(serialization_alias="class")
+    source: str
+
+
+class Prediction(_Model):
+    """Speeds that the board would show.  Never a measurement."""
+
+    prefill_tok_s: Range
+    decode_tok_s: Range | None  # None: nothing was decoded
+    first_token_s: Range  # from open to the first token, loading included
+    load_s: Range
+    limits: dict[str, str | None]  # what sets the pace of each phase
+    decode_shares: dict[str, float]
+    bytes_per_token: dict[str, int]
+    inputs: list[Input]
+
+
+class RegionUse(_Model):
+    """One region of the board during the run."""
+
+    name: str
+    size: int
+    used: int  # planned
+    high_water: int  # counted: what the engine took
+    written: int | None = None  # counted: end of the last byte that changed, by reading back
+
+
+class Counts(_Model):
+    """What an emulated CPU counts; the twin has none of it."""
+
+    instructions: int | None = None
+    stack_high_water: int | None = None
+    stack_bytes: int | None = None
+
+
+class Shortfall(_Model):
+    """Why it does not fit, and what would."""
+
+    region: str
+    buffer: str
+    buffer_bytes: int
+    have: int
+    need: int
+    missing: int
+    max_context: int
+    advice: list[str]
+
+
+class EmulationReport(_Model):
+    """The result of `colibri emulate`."""
+
+    image: str
+    board: str
+    machine: Machine
+    engine: str  # what ran it: kernel table of the host, or CPU emulator and core
+    notes: list[str] = []
+    fits: bool
+    shortfall: Shortfall | None = None
+    prompt_tokens: int = 0
+    tokens: list[int] = []
+    text: str | None = None
+    stop_reason: str | None = None
+    logits_crc32: str | None = None
+    total_bytes: int
+    max_context: int
+    high_water: int
+    regions: list[RegionUse]
+    predicted: Prediction | None = None
+    counted: Counts | None = None
+    fault: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Fields in reading order, as JSON types."""
+        return self.model_dump(mode="json", by_alias=True)
+
+    def tables(self) -> Iterator[RenderableType]:
+        """The report for people, one block after another."""
+        if self.shortfall:
+            yield self._unfit(self.shortfall)
+            return
+        yield self._head()
+        yield self._memory()
+        if self.predicted:
+            yield _speed_table(self.predicted)
+            yield _input_table(self.predicted)
+        if self.notes:
+            yield Text("\n".join(f"note: {note}" for note in self.notes), style="dim")
+
+    def _head(self) -> Table:
+        rows = table(f"{self.board} · {self.machine}", "", "")
+        rows.show_header = False
+        rows.add_row("ran on", self.engine)
+        if self.fault:
+            rows.add_row("fault", Text(self.fault, style="bold red"))
+        if self.logits_crc32:
+            count = f"{len(self.tokens)} tokens after {self.prompt_tokens}"
+            rows.add_row("tokens", f"{count}, stopped by {self.stop_reason}  (counted)")
+            rows.add_row("logits CRC-32", f"{self.logits_crc32}  (counted)")
+        for name, value in self._counts():
+            rows.add_row(name, f"{value}  (counted)")
+        return rows
+
+    def _unfit(self, short: Shortfall) -> Table:
+        rows = table(f"{self.board} · does not fit, nothing was run", "", "")
+        rows.show_header = False
+        size = format_bytes(short.buffer_bytes, exact=True)
+        rows.add_row("buffer", f"{short.buffer} takes {size}")
+        rows.add_row("region", f"{short.region} has {short.have:,} B, {short.need:,} B would do")
+        rows.add_row("missing", Text(f"{short.missing:,} B", style="bold red"))
+        for number, line in enumerate(short.advice[1:]):
+            rows.add_row("" if number else "what fits", line)
+        return rows
+
+    def _counts(self) -> Iterator[tuple[str, str]]:
+        counted = self.counted
+        if counted and counted.instructions is not None:
+            yield "instructions", f"{counted.instructions:,}"
+        if counted and counted.stack_high_water is not None:
+            limit = f" of {format_bytes(counted.stack_bytes)}" if counted.stack_bytes else ""
+            yield "stack", f"{counted.stack_high_water:,} B{limit}"
+
+    def _memory(self) -> Table:
+        rows = table("Memory", "region", ">size", ">planned", ">high water", ">written", "")
+        for use in self.regions:
+            rows.add_row(
+                use.name,
+                format_bytes(use.size),
+                f"{use.used:,} B",
+                f"{use.high_water:,} B",
+                "–" if use.written is None else f"{use.written:,} B",
+                bar(use.high_water, use.size, 16),
+            )
+        return rows
+
+
+def _speed_table(predicted: Prediction) -> Table:
+    rows = table("Speed, predicted", "", "likely (interval)", "set by")
+    limits = predicted.limits
+    if predicted.load_s.mid:
+        rows.add_row("load the image", predicted.load_s.text("s"), limits["load"])
+    rows.add_row("prompt", predicted.prefill_tok_s.text("tok/s"), limits["prefill"])
+    if predicted.decode_tok_s:
+        rows.add_row("generation", predicted.decode_tok_s.text("tok/s"), limits["decode"])
+    rows.add_row("first token after", predicted.first_token_s.text("s"), "")
+    shown = ((term, share) for term, share in predicted.decode_shares.items() if share >= 0.01)
+    shares = ", ".join(f"{term} {share:.0%}" for term, share in shown)
+    rows.add_row("time goes to", shares, "")
+    for kind, size in predicted.bytes_per_token.items():
+        rows.add_row(f"bytes a token, {kind}", f"{size:,} B", _TRAFFIC[kind])
+    return rows
+
+
+def _input_table(predicted: Prediction) -> Table:
+    rows = table("Predicted from", "figure", ">value", "class", "source")
+    for item in predicted.inputs:
+        rows.add_row(item.name, f"{item.value:,.12g} {item.unit}", item.cls, item.source)
+    return rows
+
+
+def _short(value: float) -> str:
+    """Three significant digits, without exponent where people read it."""
+    if value >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if value >= 0.001 else f"{value:.1e}"

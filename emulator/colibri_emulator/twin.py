@@ -1,0 +1,271 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The native twin: the host's runtime inside the memory, storage and time of a board.
+
+>>> report = run_twin(image, load_board("pimoroni-pico-plus-2"), request)     # doctest: +SKIP
+>>> report.fits, report.high_water, report.predicted.decode_tok_s             # doctest: +SKIP
+
+First the plan: what does not fit is said before anything runs.  Then the engine is given regions
+of exactly the planned sizes and places (`memory`), runs the request, and its trace drives the
+clock (`clock`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from colibri import _core
+from colibri.boards import Board
+from colibri.engine import Engine, MemoryRegion, make_limits
+from colibri.errors import EmulateError
+from colibri.generate import Generation, Request, generate
+from colibri.image import Image
+from colibri.planner import Plan
+from colibri_emulator.clock import Charge, Clock, Placement, predict
+from colibri_emulator.layout import board_layout
+from colibri_emulator.memory import GuardedRegion, Side
+from colibri_emulator.report import EmulationReport, Machine, Prediction, RegionUse, Shortfall
+from colibri_emulator.storage import Medium, boot_medium
+
+_IN_PLACE = ("nor", "rom", "mram")  # memories that hold an image without power
+
+
+def run_twin(
+    image: Image,
+    board: Board,
+    request: Request,
+    plan: Plan,
+    *,
+    kernels: str = "auto",
+    side: Side = "end",
+    on_token: Callable[[int], None] | None = None,
+) -> EmulationReport:
+    """Runs a request inside a board.
+
+    Parameters
+    ----------
+    image, board : Image, Board
+        What runs where.
+    request : Request
+        What to generate.
+    plan : Plan
+        `colibri.plan` of the two; when it does not fit, nothing runs.
+    kernels : str
+        A kernel table of the host; all give the same bits.
+    side : {"end", "start"}
+        The edge of each region that touches a guard page.
+    on_token : callable, optional
+        Gets each token as it is drawn.
+    """
+    if not plan.fits:
+        return unfit_report(image, board, plan, "native")
+    load = _load_bytes(board, image, plan)
+    medium = boot_medium(board) if load else None
+    meter = _Meter(_clock(board, plan, medium), load)
+    regions = _guarded_regions(plan, side)
+    engine = Engine(
+        image,
+        plan.limits["context"],
+        plan.limits["workers"],
+        plan.limits["batch"],
+        plan.limits["kv"],
+        kernels,
+        profile=plan.limits["profile"],
+        memory=[
+            MemoryRegion(region.name, region.base, region.size, free.rank)
+            for region, free in zip(regions, plan.memory.regions, strict=True)
+        ],
+        trace=True,
+    )
+
+    def step(token: int) -> None:
+        meter.step(engine)
+        if on_token:
+            on_token(token)
+
+    done = generate(engine, request, on_token=step)
+    uses = [_region_use(plan, engine, index, region) for index, region in enumerate(regions)]
+    return EmulationReport(
+        image=image.name,
+        board=board.id,
+        machine="native",
+        engine=f"the runtime's host build, {engine.kernels} kernels",
+        notes=_notes(board, plan, unpriced=bool(load) and medium is None),
+        fits=True,
+        fault=_memory_fault(regions, uses),
+        tokens=done.tokens,
+        prompt_tokens=done.prompt_tokens,
+        text=image.tokenizer.decode(done.tokens) if image.has_tokenizer else None,
+        stop_reason=done.stop_reason,
+        logits_crc32=done.logits_crc32,
+        total_bytes=plan.total_bytes,
+        max_context=plan.max_context,
+        high_water=sum(use.high_water for use in uses),
+        regions=uses,
+        predicted=meter.prediction(done),
+    )
+
+
+def unfit_report(image: Image, board: Board, plan: Plan, machine: Machine) -> EmulationReport:
+    """The report of a run that cannot be: which buffer, how much is missing, what would fit."""
+    regions = [
+        RegionUse(name=free.name, size=free.size, used=0, high_water=0)
+        for free in plan.memory.regions
+    ]
+    return EmulationReport(
+        image=image.name,
+        board=plan.board,
+        machine=machine,
+        engine="nothing was run",
+        fits=False,
+        shortfall=_shortfall(image, board, plan),
+        total_bytes=plan.total_bytes,
+        max_context=plan.max_context,
+        high_water=0,
+        regions=regions,
+    )
+
+
+def arena_used(plan: Plan, name: str) -> int:
+    """Bytes of a region that the engine takes: without firmware, system and image."""
+    fixed = sum(row.bytes for row in plan.memory.rows if row.region == name)
+    return plan.region(name).used - fixed
+
+
+class _Meter:
+    """Turns the trace of each step into time, and times into a prediction."""
+
+    def __init__(self, clock: Clock, load_bytes: int) -> None:
+        self._clock = clock
+        self._load = clock.charge_read(load_bytes)
+        self._prefill: Charge | None = None
+        self._decode = Charge()
+
+    def step(self, engine: Engine) -> None:
+        """Charges what the engine just did; the first step is the prompt."""
+        charge = self._clock.charge(engine.take_trace())
+        if self._prefill is None:
+            self._prefill = charge
+        else:
+            self._decode.add(charge)
+
+    def prediction(self, done: Generation) -> Prediction | None:
+        """None when nothing ran."""
+        if self._prefill is None:
+            return None
+        return predict(
+            self._clock,
+            load=self._load,
+            prefill=self._prefill,
+            prompt=done.prompt_tokens,
+            decode=self._decode,
+            steps=done.decode_steps,
+        )
+
+
+def _clock(board: Board, plan: Plan, medium: Medium | None) -> Clock:
+    placement = Placement(
+        weights=_image_region(plan),
+        kv=_region_of(plan, "kv_cache"),
+        work=_region_of(plan, "hidden"),
+    )
+    return Clock(board, placement, workers=plan.limits["workers"], medium=medium)
+
+
+def _region_of(plan: Plan, buffer: str) -> str:
+    for region in plan.regions:
+        if any(row.name == buffer for row in region.buffers):
+            return region.name
+    raise EmulateError(f"the plan has no buffer '{buffer}'", file=plan.board)
+
+
+def _image_region(plan: Plan) -> str:
+    return next(row.region for row in plan.memory.rows if row.name == "image")
+
+
+def _load_bytes(board: Board, image: Image, plan: Plan) -> int:
+    """What must be read before the first token: nothing when the image lies in flash."""
+    return 0 if board.region(_image_region(plan)).kind in _IN_PLACE else image.bytes
+
+
+def _guarded_regions(plan: Plan, side: Side) -> list[GuardedRegion]:
+    return [
+        GuardedRegion(
+            free.name,
+            free.size,
+            alignment=plan.alignment,
+            planned=arena_used(plan, free.name),
+            side=side,
+            seed=1 if side == "end" else 2,
+        )
+        for free in plan.memory.regions
+    ]
+
+
+def _region_use(plan: Plan, engine: Engine, index: int, region: GuardedRegion) -> RegionUse:
+    return RegionUse(
+        name=region.name,
+        size=region.size,
+        used=arena_used(plan, region.name),
+        high_water=engine.high_water(index),
+        written=region.high_water(),
+    )
+
+
+def _memory_fault(regions: list[GuardedRegion], uses: list[RegionUse]) -> str | None:
+    """The first broken promise about memory, or None."""
+    for region, use in zip(regions, uses, strict=True):
+        outside = region.overrun()
+        if outside:
+            return (
+                f"wrote outside region {use.name} of {use.size:,} bytes: "
+                f"offsets {outside.first:,} to {outside.last:,}"
+            )
+        if use.high_water != use.used:
+            return f"took {use.high_water:,} bytes of {use.name}, the plan says {use.used:,}"
+        if use.written is not None and use.written > use.used:
+            return f"wrote {use.written:,} bytes of {use.name}, the plan says {use.used:,}"
+    return None
+
+
+def _notes(board: Board, plan: Plan, *, unpriced: bool) -> list[str]:
+    workers, cores = plan.limits["workers"], board.cores[0].count
+    notes = ["times are predicted, not measured: no board was involved (docs/emulator.md)"]
+    if workers < cores:
+        notes.append(f"{workers} of {cores} cores at work; --workers {cores} uses them all")
+    if unpriced:
+        notes.append("the board file names no storage: loading the image is not in the prediction")
+    return notes
+
+
+def _shortfall(image: Image, board: Board, plan: Plan) -> Shortfall:
+    if plan.memory.problem:
+        region, buffer, size = _image_region(plan), "image", image.bytes
+        have, need = _image_room(image, board, plan), image.bytes
+    else:
+        limits = make_limits(**plan.limits)
+        shortage = _core.plan(image.core, limits, plan.memory.regions)["shortage"]
+        assert shortage is not None
+        index, have, need = shortage
+        region = plan.memory.regions[index].name
+        largest = max(plan.unplaced, key=lambda row: row.bytes)
+        buffer, size = largest.name, largest.bytes
+    return Shortfall(
+        region=region,
+        buffer=buffer,
+        buffer_bytes=size,
+        have=have,
+        need=need,
+        missing=max(need - have, 0),
+        max_context=plan.max_context,
+        advice=list(plan.advice),
+    )
+
+
+def _image_room(image: Image, board: Board, plan: Plan) -> int:
+    """What the image's region has left for it: without firmware, or without the system."""
+    region = board.region(_image_region(plan))
+    if board.os == "none":
+        return region.end - board_layout(board, 0, image.vocabulary).model_base
+    rows = plan.memory.rows
+    taken = sum(row.bytes for row in rows if row.region == region.name and row.name != "image")
+    return region.size - taken

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command `colibri`.
+
+One module per command: ``colibri.cli.NAME`` holds a `typer.Typer` called ``app`` with that one
+command (or with its sub-commands), and is imported only when it is asked for.  Errors become
+text and exit codes here and nowhere else:
+
+===  ====================================================
+ 0   ok
+ 1   does not fit, over budget, not the same tokens
+ 2   could not tell: bad input, a missing tool
+===  ====================================================
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Any
+
+import typer
+from typer.core import TyperGroup
+
+from colibri.cli.common import VERBATIM, emit_json, note
+from colibri.errors import EXIT_BAD_INPUT, EXIT_OK, ColibriError
+
+COMMANDS = {
+    "demo": "Pack, plan, run, emulate, build and size the shipped model, step by step.",
+    "pack": "Turn a Hugging Face checkpoint into one deployable image.",
+    "inspect": "Show what an image holds: header, config, sections, bytes per role.",
+    "plan": "Show where every buffer lies in a board's memory, and what fits.",
+    "run": "Run an image on this machine and print what it says.",
+    "emulate": "Run an image inside a board's memory, storage and time.",
+    "build": "Cross-compile the runtime and a runner for a board.",
+    "size": "Judge an ELF against a board's memory and budgets.",
+    "boards": "List, show and check board files.",
+}
+TRACEBACK = "COLIBRI_TRACEBACK"
+EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(TyperGroup):
+    """Knows every command by name and imports only the one that runs."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            near = difflib.get_close_matches(cmd_name, COMMANDS, n=1)
+            meant = f"did you mean '{near[0]}'? " if near else ""
+            raise typer.BadParameter(
+                f"no command '{cmd_name}'; {meant}there are {', '.join(COMMANDS)}",
+                param_hint="COMMAND",
+            )
+        module = importlib.import_module(f"colibri.cli.{cmd_name}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+app = typer.Typer(
+    cls=LazyGroup,
+    add_completion=False,
+    invoke_without_command=True,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root(
+    context: typer.Context,
+    version: bool = typer.Option(False, "--version", help="Print the version and stop."),
+) -> None:
+    """Mixture-of-Experts language models on small boards."""
+    if version:
+        from importlib.metadata import version as installed
+
+        typer.echo(f"colibri {installed('colibri-sdk')}")
+    elif context.invoked_subcommand is None:
+        typer.echo(context.get_help(), err=True)
+        raise typer.Exit(EXIT_BAD_INPUT)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code; every error ends here as text."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        command = typer.main.get_command(app)
+        result = command.main(words, prog_name="colibri", standalone_mode=False)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader went away (`colibri ... | head`): nobody is left to tell.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    except (KeyboardInterrupt, typer.Abort):
+        note("interrupted")
+        return EXIT_INTERRUPTED
+    except Exception as error:
+        return _report(error, as_json="--json" in words)
+    return result if isinstance(result, int) else EXIT_OK
+
+
+def _report(error: Exception, *, as_json: bool) -> int:
+    """One line for people, one object for programs, and the exit code."""
+    described = _describe(error)
+    if as_json:
+        emit_json({"error": described})
+    note(f"error: {described['message']}", style="bold red", markup=VERBATIM)
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error, file=sys.stderr)
+    return error.exit_code if isinstance(error, ColibriError) else EXIT_BAD_INPUT
+
+
+def _describe(error: Exception) -> dict[str, Any]:
+    """The error as it stands in JSON."""
+    described: dict[str, Any] = {"type": type(error).__name__}
+    match error:
+        case ColibriError():
+            described |= {"message": str(error), "what": error.what, "file": error.file}
+            described |= {"field": error.field, "hint": error.hint}
+        case _ if hasattr(error, "format_message"):  # a usage error, whatever typer's version
+            described["message"] = error.format_message()
+        case OSError():
+            reason = error.strerror or str(error)
+            described["message"] = f"{error.filename}: {reason}" if error.filename else reason
+        case MemoryError():
+            described["message"] = "this machine has too little memory for that"
+        case _:
+            described["message"] = (
+                f"internal error, please report it: {type(error).__name__}: {error}; "
+                f"set {TRACEBACK}=1 to see where"
+            )
+    return described

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the commands share: options with one spelling, JSON, tables, progress.
+
+Results go to stdout, everything else (progress, notes, errors) to stderr, so that output can be
+piped.  With ``--json`` stdout carries exactly one object whose first key is ``schema``.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+JSON_SCHEMA = 1
+WIDTH = 100
+VERBATIM = False  # text that may hold brackets must not be read as rich markup
+
+Kv = Literal["f32", "f16", "q8"]
+
+ImageArgument = Annotated[Path, typer.Argument(metavar="IMAGE", help="A packed image.")]
+BoardOption = Annotated[
+    str, typer.Option("--board", metavar="ID", help="Board id, or path of a board file.")
+]
+ContextOption = Annotated[
+    int | None,
+    typer.Option("--context", min=1, help="Tokens a sequence may hold. Default: the model's own."),
+]
+BatchOption = Annotated[
+    int | None, typer.Option("--batch", min=1, help="Tokens per step of the prompt. Default: 16.")
+]
+WorkersOption = Annotated[
+    int, typer.Option("--workers", min=1, help="Threads that share the work.")
+]
+KvOption = Annotated[Kv, typer.Option("--kv", help="How the KV cache stores its numbers.")]
+JsonOption = Annotated[
+    bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")
+]
+
+
+def command(help_text: str) -> typer.Typer:
+    """A `typer.Typer` for one command, set up like all others."""
+    return typer.Typer(add_completion=False, help=help_text, rich_markup_mode=None)
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A console of today's stdout or stderr; piped output is 100 columns wide, without colours."""
+    file = sys.stderr if stderr else sys.stdout
+    if file.isatty():
+        return Console(file=file, highlight=False)
+    return Console(file=file, highlight=False, width=WIDTH)
+
+
+def note(text: str, *, style: str = "", markup: bool = True) -> None:
+    """Says something beside the result."""
+    console(stderr=True).print(text, style=style, markup=markup, soft_wrap=True)
+
+
+def emit_json(fields: Mapping[str, Any]) -> None:
+    """Prints the command's one object, ``schema`` first.  NaN and infinity are refused."""
+    text = json.dumps({"schema": JSON_SCHEMA, **fields}, indent=2, allow_nan=False)
+    sys.stdout.write(text + "\n")
+
+
+@contextmanager
+def progress(description: str) -> Iterator[Callable[[int], Callable[[int], None]]]:
+    """A bar on stderr while something long runs; a pipe sees nothing of it.
+
+    Yields ``begin(total)``, which returns ``advance(n)``; until it is called the bar only moves.
+    """
+    err = console(stderr=True)
+    columns = [TextColumn("{task.description}"), BarColumn(bar_width=30), TaskProgressColumn()]
+    with Progress(
+        *columns, TimeElapsedColumn(), console=err, transient=True, disable=not err.is_terminal
+    ) as bars:
+        task = bars.add_task(description, total=None)
+
+        def begin(total: int) -> Callable[[int], None]:
+            bars.update(task, total=total)
+            return lambda done: bars.advance(task, done)
+
+        yield begin
+
+
+def table(title: str, *columns: str, caption: str | None = None) -> Table:
+    """An empty table in the house style.  A column named ``>x`` is right-aligned, head ``x``."""
+    made = Table(
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        caption=caption,
+        caption_justify="left",
+        header_style="dim",
+        box=None,
+        pad_edge=False,
+        padding=(0, 2, 0, 0),
+    )
+    for name in columns:
+        right = name.startswith(">")
+        made.add_column(
+            name.lstrip(">"),
+            justify="right" if right else "left",
+            no_wrap=right,
+            overflow="fold",
+        )
+    return made
+
+
+def bar(used: int, size: int, width: int = 24) -> Text:
+    """Used of size as blocks; anything used shows, and only a full region shows full."""
+    if size <= 0:
+        return Text("no capacity", style="dim")
+    filled = min(width, used * width // size)
+    if used and not filled:
+        filled = 1
+    colour = "red" if used > size else "yellow" if used * 10 > size * 9 else "green"
+    return Text("█" * filled, style=colour) + Text("░" * (width - filled), style="dim")
+
+
+def percent(used: int, size: int) -> str:
+    """Share in percent, or a dash where there is no capacity."""
+    return f"{100 * used / size:.1f} %" if size else "–"

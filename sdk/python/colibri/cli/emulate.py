@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`colibri emulate`: run an image inside a board."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import typer
+
+from colibri.cli.common import (
+    BatchOption,
+    BoardOption,
+    ContextOption,
+    ImageArgument,
+    JsonOption,
+    KvOption,
+    WorkersOption,
+    command,
+    console,
+    emit_json,
+    progress,
+)
+from colibri.cli.requests import (
+    IgnoreEosOption,
+    KernelsOption,
+    MaxNewOption,
+    PromptOption,
+    SeedOption,
+    TemperatureOption,
+    TokensOption,
+    TopKOption,
+    TopPOption,
+    build_request,
+)
+from colibri.errors import EXIT_DOES_NOT_FIT
+from colibri.generate import DEFAULT_NEW_TOKENS
+
+app = command("Run an image inside a board's memory, storage and time.")
+
+MachineOption = Annotated[
+    Literal["native", "cpu"],
+    typer.Option(
+        "--machine", help="native: this machine's runtime in the board's memory. cpu: its firmware."
+    ),
+]
+EngineOption = Annotated[
+    Literal["auto", "unicorn", "qemu"],
+    typer.Option("--engine", help="What emulates the CPU, with --machine cpu."),
+]
+
+
+@app.command()
+def emulate(
+    image: ImageArgument,
+    board: BoardOption,
+    prompt: PromptOption = None,
+    tokens: TokensOption = None,
+    machine: MachineOption = "native",
+    engine: EngineOption = "auto",
+    max_new_tokens: MaxNewOption = DEFAULT_NEW_TOKENS,
+    ignore_eos: IgnoreEosOption = False,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = 0,
+    workers: WorkersOption = 1,
+    kernels: KernelsOption = "auto",
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Check every weight: always done.")
+    ] = True,
+    context: ContextOption = None,
+    batch: BatchOption = None,
+    kv: KvOption = "f32",
+    as_json: JsonOption = False,
+) -> None:
+    """Run an image inside a board's memory, storage and time.
+
+    Exit code 0: it ran, 1: it does not fit or it faulted, 2: that could not be told.
+    """
+    from colibri.boards import load_board
+    from colibri.image import Image
+    from colibri.planner import plan
+    from colibri_emulator.cpu import run_cpu
+    from colibri_emulator.twin import run_twin
+
+    _refuse_contradiction(machine, engine, kernels)
+    opened, loaded = Image(image), load_board(board)
+    request = build_request(
+        opened,
+        prompt=prompt,
+        tokens=tokens,
+        max_new_tokens=max_new_tokens,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    planned = plan(opened, loaded, context=context, batch=batch, workers=workers, kv=kv)
+    opened.verify()
+    with progress(f"{loaded.id} ({machine})") as begin:
+        if machine == "cpu":
+            prefer = None if engine == "auto" else engine
+            report = run_cpu(opened, loaded, request, planned, prefer=prefer)
+        else:
+            step = begin(max_new_tokens)
+            report = run_twin(
+                opened, loaded, request, planned, kernels=kernels, on_token=lambda _: step(1)
+            )
+    if as_json:
+        emit_json(report.to_json())
+    else:
+        for part in report.tables():
+            console().print(part, "")
+        if report.text:
+            console().print(report.text, markup=False)
+    if report.fault or not report.fits:
+        raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _refuse_contradiction(machine: str, engine: str, kernels: str) -> None:
+    """Options of the other machine would be ignored; that must not go unsaid."""
+    if machine == "native" and engine != "auto":
+        raise typer.BadParameter("is for --machine cpu", param_hint="--engine")
+    if machine == "cpu" and kernels != "auto":
+        raise typer.BadParameter(
+            "is for --machine native; firmware has the kernels of its target",
+            param_hint="--kernels",
+        )

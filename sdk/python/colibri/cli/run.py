@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`colibri run`: run an image on this machine."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from colibri.cli.common import (
+    BatchOption,
+    ContextOption,
+    ImageArgument,
+    JsonOption,
+    KvOption,
+    WorkersOption,
+    command,
+    emit_json,
+    note,
+)
+from colibri.cli.requests import (
+    IgnoreEosOption,
+    KernelsOption,
+    MaxNewOption,
+    PromptOption,
+    SeedOption,
+    TemperatureOption,
+    TokensOption,
+    TopKOption,
+    TopPOption,
+    build_request,
+)
+from colibri.generate import DEFAULT_NEW_TOKENS, Generation, generate
+
+if TYPE_CHECKING:
+    from colibri.engine import Engine
+    from colibri.tokenizer import Tokenizer
+
+app = command("Run an image on this machine and print what it says.")
+
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+@app.command()
+def run(
+    image: ImageArgument,
+    prompt: PromptOption = None,
+    tokens: TokensOption = None,
+    max_new_tokens: MaxNewOption = DEFAULT_NEW_TOKENS,
+    ignore_eos: IgnoreEosOption = False,
+    temperature: TemperatureOption = 0.0,
+    top_k: TopKOption = 0,
+    top_p: TopPOption = 1.0,
+    seed: SeedOption = 0,
+    workers: WorkersOption = 1,
+    kernels: KernelsOption = "auto",
+    verify: Annotated[bool, typer.Option("--verify", help="Check every weight first.")] = False,
+    context: ContextOption = None,
+    batch: BatchOption = None,
+    kv: KvOption = "f32",
+    as_json: JsonOption = False,
+) -> None:
+    """Run an image on this machine and print what it says."""
+    from colibri.engine import Engine
+    from colibri.image import Image
+
+    opened = Image(image)
+    request = build_request(
+        opened,
+        prompt=prompt,
+        tokens=tokens,
+        max_new_tokens=max_new_tokens,
+        ignore_eos=ignore_eos,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        seed=seed,
+    )
+    if verify:
+        opened.verify()
+    engine = Engine(opened, context, workers, batch, kv, kernels)
+    tokenizer = opened.tokenizer if opened.has_tokenizer else None
+    writer = None if as_json else TextWriter(tokenizer)
+    done = generate(engine, request, on_token=writer.token if writer else None)
+    if writer:
+        writer.close()
+        note(_summary(done, engine, workers), style="dim")
+    else:
+        emit_json(result_fields(done, tokenizer) | _run_fields(done, engine, workers))
+
+
+def result_fields(done: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """What `run` and `emulate` both print."""
+    return {
+        "tokens": done.tokens,
+        "text": tokenizer.decode(done.tokens) if tokenizer else None,
+        "logits_crc32": done.logits_crc32,
+        "stop_reason": done.stop_reason,
+        "prompt_tokens": done.prompt_tokens,
+    }
+
+
+def _run_fields(done: Generation, engine: Engine, workers: int) -> dict[str, Any]:
+    return {
+        "kernels": engine.kernels,
+        "workers": workers,
+        "context": engine.context,
+        "measured": {
+            "prefill_tok_s": _rate(done.prompt_tokens, done.prefill_seconds),
+            "decode_tok_s": _rate(done.decode_steps, done.decode_seconds),
+        },
+    }
+
+
+def _rate(count: int, seconds: float) -> float | None:
+    return round(count / seconds, 3) if count and seconds > 0 else None
+
+
+def _summary(done: Generation, engine: Engine, workers: int) -> str:
+    prefill = _rate(done.prompt_tokens, done.prefill_seconds)
+    decode = _rate(done.decode_steps, done.decode_seconds)
+    speeds = [
+        f"{what} {rate:,.1f} tok/s"
+        for what, rate in (("prompt", prefill), ("generation", decode))
+        if rate is not None
+    ]
+    return (
+        f"{done.prompt_tokens} + {len(done.tokens)} tokens, stopped by {done.stop_reason} · "
+        f"measured: {', '.join(speeds) or 'nothing'} · {engine.kernels}, "
+        f"{workers} worker{'s' * (workers > 1)} · logits {done.logits_crc32}"
+    )
+
+
+class TextWriter:
+    """Prints tokens as they come: text, or ids where the image has no tokenizer.
+
+    A token may end in the middle of a character, so the text so far is decoded each time and what
+    is complete and new is printed.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None) -> None:
+        self._tokenizer = tokenizer
+        self._tokens: list[int] = []
+        self._printed = 0
+
+    def token(self, token: int) -> None:
+        """Prints one token."""
+        self._tokens.append(token)
+        if self._tokenizer is None:
+            self._write(f"{',' * (len(self._tokens) > 1)}{token}")
+            return
+        text = self._tokenizer.decode(self._tokens)
+        complete = text.rstrip(_REPLACEMENT)
+        self._write(complete[self._printed :])
+        self._printed = max(self._printed, len(complete))
+
+    def close(self) -> None:
+        """Prints what is left, and ends the line."""
+        if self._tokenizer is not None:
+            self._write(self._tokenizer.decode(self._tokens)[self._printed :])
+        self._write("\n")
+
+    def _write(self, text: str) -> None:
+        # A model must not be able to steer the terminal.
+        sys.stdout.write(_CONTROL.sub(_REPLACEMENT, text))
+        sys.stdout.flush()
