@@ -2,7 +2,8 @@
 """The small language in which family descriptors compute with config values.
 
 Python's syntax for names, numbers, strings, lists, arithmetic, comparisons, ``in``, ``and``,
-``or``, ``not``, ``a if c else b`` and the functions ``min``, ``max`` and ``len``; nothing else.
+``or``, ``not``, ``a if c else b``, indices and slices, and the functions ``min``, ``max``, ``len``,
+``int``, ``log``, and for tensors ``reshape`` and ``transpose``; nothing else.
 An expression can neither loop nor reach anything but the values it is given.
 
 >>> evaluate("(layer + 1) % step == 0", {"layer": 3, "step": 2})
@@ -12,13 +13,19 @@ True
 from __future__ import annotations
 
 import ast
+import math
 import operator
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 Value = Any  # what JSON can hold
 
-_FUNCTIONS: dict[str, Callable[..., Value]] = {"min": min, "max": max, "len": len}
+_FUNCTIONS: dict[str, Callable[..., Value]] = {
+    "min": min, "max": max, "len": len, "int": int, "log": math.log,
+    "reshape": np.reshape, "transpose": np.transpose,
+}  # fmt: skip
 _BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod,
@@ -44,7 +51,7 @@ def evaluate(text: str, names: Mapping[str, Value]) -> Value:
     """
     try:
         return _evaluate(ast.parse(text, mode="eval").body, names)
-    except (SyntaxError, TypeError, ZeroDivisionError, OverflowError, KeyError) as error:
+    except (SyntaxError, TypeError, ArithmeticError, LookupError, ValueError) as error:
         raise ValueError(f"expression '{text}': {type(error).__name__}: {error}") from error
 
 
@@ -56,6 +63,8 @@ def _evaluate(node: ast.expr, names: Mapping[str, Value]) -> Value:
             return names[name]
         case ast.List(items):
             return [_evaluate(item, names) for item in items]
+        case ast.Subscript(value, index):
+            return _evaluate(value, names)[_index(index, names)]
         case ast.BinOp(left, op, right) if type(op) in _BINARY:
             return _BINARY[type(op)](_evaluate(left, names), _evaluate(right, names))
         case ast.UnaryOp(op, operand) if type(op) in _UNARY:
@@ -69,6 +78,15 @@ def _evaluate(node: ast.expr, names: Mapping[str, Value]) -> Value:
         case ast.Call(ast.Name(name), arguments, []) if name in _FUNCTIONS:
             return _FUNCTIONS[name](*(_evaluate(argument, names) for argument in arguments))
     raise SyntaxError(f"{type(node).__name__} is not part of the language")
+
+
+def _index(node: ast.expr, names: Mapping[str, Value]) -> Value:
+    match node:
+        case ast.Tuple(items):
+            return tuple(_index(item, names) for item in items)
+        case ast.Slice(*parts):
+            return slice(*(part and _evaluate(part, names) for part in parts))
+    return _evaluate(node, names)
 
 
 def _boolean(conjunction: bool, values: list[ast.expr], names: Mapping[str, Value]) -> Value:

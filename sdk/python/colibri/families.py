@@ -7,9 +7,12 @@ A descriptor is a TOML file in ``colibri/families``; a model of known parts need
                 dotted paths; all places that have a value must agree)
     [[require]] conditions on several keys, with the value that would do
     [settings]  the image's settings as expressions over the keys
-    [layer]     experts: an expression, true for a layer (number `layer`) that has experts
-    [rope]      kind and theta, as expressions
-    [tensors]   role -> name, with {layer} and {expert}; `when` says whether the model has it
+    [layer]     expressions for a layer (number `layer`): experts, and where needed latent, rope,
+                flags, window, chunk
+    [rope]      kind and theta, as expressions; `at`: where the scaling's own keys are
+    [tensors]   role -> name, with {layer} and {expert}; `when` says whether the model has it;
+                `pick` takes a part out of a tensor x of the given `shape`. A list of these:
+                the first one that the checkpoint has
     ignore      patterns of tensors that hold nothing to keep
     prefixes    dropped from the front of tensor names, as often as they occur
 
@@ -20,12 +23,12 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +36,8 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from colibri.errors import CheckpointError
 from colibri.expressions import evaluate
-from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, Role, Settings
+from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, LayerKind, Role, Settings
+from colibri.rope import make_rope
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "int": ("an integer", (int,)),
@@ -103,23 +107,31 @@ class Require(_Strict):
 
 
 class TensorName(_Strict):
-    """Name of a tensor without prefix, and when a model has it."""
+    """Name of a tensor without prefix, when a model has it, and which part of it is meant."""
 
     name: str
     when: str = "True"
+    pick: str | None = None
+    shape: str | None = None
 
 
 class Layer(_Strict):
-    """What a layer is made of."""
+    """What a layer is made of; see `LayerKind`."""
 
     experts: str
+    latent: str = "False"
+    rope: str = "1"
+    flags: str = "0"
+    window: str = "0"
+    chunk: str = "0"
 
 
 class Rope(_Strict):
-    """Rotary position embedding."""
+    """Rotary position embedding; `at` are the config's tables that may describe its scaling."""
 
     kind: str
     theta: str
+    at: tuple[str, ...] = ("rope_parameters", "rope_scaling")
 
 
 class Family(_Strict):
@@ -134,26 +146,47 @@ class Family(_Strict):
     settings: dict[str, str]
     layer: Layer
     rope: Rope
-    tensors: dict[str, TensorName] = Field(min_length=1)
+    tensors: dict[str, tuple[TensorName, ...]] = Field(min_length=1)
 
     @field_validator("tensors", mode="before")
     @classmethod
     def _short_form(cls, value: dict[str, Any]) -> dict[str, Any]:
-        """A plain string is a name."""
+        """A plain string is a name, a table or a string alone a list of one."""
         unknown = sorted(set(value) - set(ROLES))
         if unknown:
             raise ValueError(f"unknown roles {unknown}")
-        return {r: {"name": n} if isinstance(n, str) else n for r, n in value.items()}
+        lists = {r: n if isinstance(n, list) else [n] for r, n in value.items()}
+        return {
+            r: [{"name": n} if isinstance(n, str) else n for n in names]
+            for r, names in lists.items()
+        }
+
+
+class Place(NamedTuple):
+    """A tensor of a checkpoint, and which part of it."""
+
+    name: str
+    shape: tuple[int, ...] | None = None
+    pick: Callable[[NDArray[Any]], NDArray[Any]] | None = None
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """A tensor that the image needs: role, place, and name without prefix."""
+    """A tensor that the image needs: role, place, and where it may be found.
+
+    `places` are names without prefix, each with the tensor's shape and the part that is meant, or
+    None twice for the whole of a tensor.
+    """
 
     role: Role
     layer: int | None
     expert: int | None
-    name: str
+    places: tuple[Place, ...]
+
+    @property
+    def name(self) -> str:
+        """The first place's name, for messages."""
+        return self.places[0].name
 
 
 @dataclass(frozen=True)
@@ -163,8 +196,8 @@ class Model:
     family: Family
     architecture: str
     settings: Settings
-    expert_layers: tuple[bool, ...]
-    rope: NDArray[np.float32]
+    layers: tuple[LayerKind, ...]
+    ropes: dict[str, NDArray[np.float32]]
     tensors: tuple[Wanted, ...]
     notes: tuple[str, ...]
 
@@ -191,15 +224,23 @@ def describe(config: dict[str, Any], file: Path) -> Model:
     architecture = _architecture(config, file)
     family = families()[architecture]
     values = _read_keys(family, config, file)
-    layers = values[_count_key(family)]
-    kinds = tuple(
-        bool(evaluate(family.layer.experts, {**values, "layer": layer}))
-        for layer in range(min(layers, RANGES["layers"][1]))
-    )
+    count = min(values[_count_key(family)], RANGES["layers"][1])
+    kinds = tuple(_layer(family.layer, values, layer) for layer in range(count))
     settings, notes = _settings(family, values, kinds, file)
+    kind, theta = evaluate(family.rope.kind, values), evaluate(family.rope.theta, values)
+    scaling = next((t for at in family.rope.at if (t := _look_up(config, at))), {})
+    rope = make_rope(kind, theta, settings.rope_size, settings.context, scaling, file)
+    settings = replace(settings, rope_scale=float(np.float32(settings.rope_scale * rope.scale)),
+                       context=min(settings.context, rope.context))  # fmt: skip
+    ropes = {"rope": rope.frequencies} if settings.rope_size else {}
     wanted = tuple(_wanted(family, values, settings, kinds))
-    return Model(family, architecture, settings, kinds, _rope(family, values, settings, file),
-                 wanted, notes)  # fmt: skip
+    return Model(family, architecture, settings, kinds, ropes, wanted, (*notes, *rope.notes))
+
+
+def _layer(layer: Layer, values: dict[str, Any], number: int) -> LayerKind:
+    names = {**values, "layer": number}
+    given = {field: evaluate(text, names) for field, text in layer.model_dump().items()}
+    return LayerKind(**{**given, "experts": bool(given["experts"]), "latent": bool(given["latent"])})
 
 
 def _count_key(family: Family) -> str:
@@ -262,33 +303,36 @@ def _look_up(config: dict[str, Any], path: str) -> Any:
 
 
 def _settings(
-    family: Family, values: dict[str, Any], kinds: tuple[bool, ...], file: Path
+    family: Family, values: dict[str, Any], kinds: tuple[LayerKind, ...], file: Path
 ) -> tuple[Settings, tuple[str, ...]]:
     result = {n: evaluate(e, values) for n, e in family.settings.items()}
     notes: tuple[str, ...] = ()
-    if not any(kinds):
+    if not any(kind.experts for kind in kinds):
         result |= dict.fromkeys(_WORDS, 0)
-    if all(kinds):
+    if all(kind.experts for kind in kinds):
         result["dense_size"] = 0
+    if not any(kind.rope for kind in kinds):
+        result["rope_size"] = 0
     if result["context"] > MAX_CONTEXT:
         notes = (f"context cut from {result['context']} to {MAX_CONTEXT} tokens, the most that "
                  "image version 1 carries",)  # fmt: skip
         result["context"] = MAX_CONTEXT
-    for name in ("norm_epsilon", "attention_scale", "rope_scale"):
-        result[name] = float(np.float32(result[name]))
-    settings = Settings(**{field.name: result[field.name] for field in fields(Settings)})
+    for field in fields(Settings):
+        if field.type == "float" and field.name in result:
+            result[field.name] = float(np.float32(result[field.name]))
+    settings = Settings(**result)
     _check_settings(family, settings, kinds, file)
     return settings, notes
 
 
 def _check_settings(
-    family: Family, settings: Settings, kinds: tuple[bool, ...], file: Path
+    family: Family, settings: Settings, kinds: tuple[LayerKind, ...], file: Path
 ) -> None:
     """The ranges of the spec, told in terms of the config's keys."""
 
     def refuse(name: str, valid: str) -> None:
         raise CheckpointError(f"{name} is {getattr(settings, name)}", file=file,
-                              field=family.settings[name], hint=f"valid is {valid}")  # fmt: skip
+                              field=family.settings.get(name, name), hint=f"valid is {valid}")  # fmt: skip
 
     for name, (least, most) in RANGES.items():
         if not least <= getattr(settings, name) <= most:
@@ -300,54 +344,49 @@ def _check_settings(
             refuse(name, "an even number")
     if settings.rope_size > settings.head_size:
         refuse("rope_size", f"at most the head size, {settings.head_size}")
-    if any(kinds) and not 1 <= settings.top_k <= settings.experts:
+    if any(k.experts for k in kinds) and not 1 <= settings.top_k <= settings.experts:
         refuse("top_k", f"1 to the {settings.experts} experts")
-    if not all(kinds) and settings.dense_size < 1:
+    if not all(k.experts for k in kinds) and settings.dense_size < 1:
         refuse("dense_size", "1 or more, as some layers are dense")
     if not 0 < settings.norm_epsilon < math.inf:
         refuse("norm_epsilon", "a positive number that float32 can hold")
 
 
-def _rope(
-    family: Family, values: dict[str, Any], settings: Settings, file: Path
-) -> NDArray[np.float32]:
-    """Inverse frequencies, in float32 as the reference computes them."""
-    kind = evaluate(family.rope.kind, values)
-    if kind != "default":
-        raise CheckpointError(f"is {_json(kind)}", file=file, field="rope_type",
-                              hint='valid is "default"')  # fmt: skip
-    theta = np.float32(evaluate(family.rope.theta, values))
-    exponents = np.arange(0, settings.rope_size, 2).astype(np.float32)
-    # The power is rounded once, from float64: correctly rounded but for ties no theta meets.
-    powers = np.float64(theta) ** (exponents / np.float32(settings.rope_size)).astype(np.float64)
-    frequencies = np.float32(1.0) / powers.astype(np.float32)
-    if not (np.isfinite(frequencies).all() and frequencies.max(initial=0) <= 1):
-        raise CheckpointError(f"is {theta:g}", file=file, field="rope_theta",
-                              hint="valid is a number from 1 up")  # fmt: skip
-    return np.asarray(frequencies, np.float32)
-
-
 def _wanted(
-    family: Family, values: dict[str, Any], settings: Settings, kinds: tuple[bool, ...]
+    family: Family, values: dict[str, Any], settings: Settings, kinds: tuple[LayerKind, ...]
 ) -> Iterator[Wanted]:
     """Every tensor of the model by the descriptor, roles in file order within a layer."""
+    records = range(settings.experts - settings.identities)
     for layer in (None, *range(settings.layers)):
         for role in ROLES.values():
             if not _belongs(role, layer, kinds) or role.name not in family.tensors:
                 continue
-            tensor = family.tensors[role.name]
-            if not evaluate(tensor.when, {**values, "layer": layer}):
-                continue
-            for expert in range(settings.experts) if role.scope == "expert" else (None,):
-                name = tensor.name.format(layer=layer, expert=expert)
-                yield Wanted(role, layer, expert, name)
+            for expert in records if role.scope == "expert" else (None,):
+                names = {**asdict(settings), **values, "layer": layer, "expert": expert}
+                places = tuple(_places(family.tensors[role.name], names))
+                if places:
+                    yield Wanted(role, layer, expert, places)
 
 
-def _belongs(role: Role, layer: int | None, kinds: tuple[bool, ...]) -> bool:
+def _places(tensors: tuple[TensorName, ...], names: dict[str, Any]) -> Iterator[Place]:
+    for tensor in tensors:
+        if not evaluate(tensor.when, names):
+            continue
+        name = tensor.name.format(layer=names["layer"], expert=names["expert"])
+        if tensor.pick is None or tensor.shape is None:
+            yield Place(name)
+        else:
+            pick = tensor.pick
+            yield Place(name, tuple(evaluate(tensor.shape, names)),
+                        lambda x, pick=pick: evaluate(pick, {**names, "x": x}))  # fmt: skip
+
+
+def _belongs(role: Role, layer: int | None, kinds: tuple[LayerKind, ...]) -> bool:
     if layer is None:
         return role.scope == "global"
-    scopes = {"layer", "moe", "expert"} if kinds[layer] else {"layer", "dense"}
-    return role.scope in scopes
+    mixer = "latent" if kinds[layer].latent else "attention"
+    scopes = {"moe", "expert"} if kinds[layer].experts else {"dense"}
+    return role.scope in {"layer", mixer} | scopes
 
 
 def _is(value: Any, kind: str) -> bool:

@@ -217,7 +217,7 @@ class Image:
             return f"tensor {tensor.name}{at}"
         block -= len(self.tensors)
         if block < len(self.experts):
-            layers = [i for i in range(self.config["layers"]) if self.core.ffn(i) == 2]
-            layer, expert = divmod(block, self.config["experts"])
+            layers = [i for i, kind in enumerate(self.core.layers()) if kind[1] == 2]
+            layer, expert = divmod(block, self.config["experts"] - self.config["identities"])
             return f"expert {expert} of layer {layers[layer]}"
         return "the tokenizer"

@@ -56,21 +56,55 @@ class Settings:
     tied: int
     norm_epsilon: float
     attention_scale: float
-    rope_scale: float
+    rope_scale: float = 1.0
+    norm: int = 0
+    value_size: int = 0
+    latent_size: int = 0
+    query_latent: int = 0
+    identities: int = 0
+    router_groups: int = 0
+    router_groups_kept: int = 0
+    router_scale: float = 1.0
+    router_epsilon: float = 0.0
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
+    clip: float = 0.0
+    activation_limit: float = 0.0
+    activation_alpha: float = 0.0
+    temperature_floor: float = 0.0
+    temperature_scale: float = 0.0
 
     def words(self) -> list[int | float]:
-        """Values in file order; the floats come last."""
+        """Values in file order."""
         return [getattr(self, field.name) for field in fields(self)]
+
+
+@dataclass(frozen=True)
+class LayerKind:
+    """An entry of the layers section.
+
+    rope: 0 for none, else the set of frequencies; flags: 1 unit keys, 2 temperature.
+    """
+
+    experts: bool
+    latent: bool = False
+    rope: int = 1
+    flags: int = 0
+    window: int = 0
+    chunk: int = 0
 
 
 # Field -> (least, most), as section 2 of the spec has them.
 RANGES: dict[str, tuple[int, int]] = {
     "vocabulary": (1, 1 << 24), "hidden": (1, 65536), "layers": (1, 1024),
     "context": (1, MAX_CONTEXT), "heads": (1, 1024), "kv_heads": (1, 1024),
-    "head_size": (2, 1024), "rope_size": (0, 1024), "rope_style": (0, 1), "activation": (1, 1),
-    "router": (0, 1), "router_flags": (0, 1), "experts": (0, 4096), "top_k": (0, 64),
+    "head_size": (2, 1024), "rope_size": (0, 1024), "rope_style": (0, 1), "activation": (1, 4),
+    "router": (0, 5), "router_flags": (0, 63), "experts": (0, 4096), "top_k": (0, 64),
     "expert_size": (0, 65536), "shared_size": (0, 65536), "shared_flags": (0, 1),
-    "dense_size": (0, 65536), "tied": (0, 1),
+    "dense_size": (0, 65536), "tied": (0, 1), "norm": (0, 1), "value_size": (0, 1024),
+    "latent_size": (0, 8192), "query_latent": (0, 65536), "identities": (0, 4095),
+    "router_groups": (0, 64), "router_groups_kept": (0, 64),
 }  # fmt: skip
 
 Size = Callable[[Settings], int]
@@ -80,8 +114,9 @@ Size = Callable[[Settings], int]
 class Role:
     """What a tensor is for, where it belongs and which shape it has.
 
-    scope: ``global``, ``layer`` (every layer), ``dense`` or ``moe`` (layers of that kind),
-    ``expert`` (once per expert of a layer).  part: the name under which a recipe sets the types
+    scope: ``global``, ``layer`` (every layer), ``attention`` or ``latent`` (layers with that
+    mixer), ``dense`` or ``moe`` (layers with that feed-forward), ``expert`` (once per expert of a
+    layer).  part: the name under which a recipe sets the types
     of several roles at once; roles without one are always f32.
     """
 
@@ -119,30 +154,75 @@ def _mlp(number: int, kind: str, scope: str, part: str, size: Size) -> tuple[Rol
     )
 
 
+def _vector(number: int, name: str, scope: str, size: Size) -> Role:
+    """A norm, a bias or another vector: always f32."""
+    return Role(number, name, scope, _one, size, vector=True)
+
+
 def _vocabulary(c: Settings) -> int:
     return c.vocabulary
+
+
+def _experts(c: Settings) -> int:
+    return c.experts
+
+
+def _expert(c: Settings) -> int:
+    return c.expert_size
+
+
+def _rotations(c: Settings) -> int:
+    return c.rope_size // 2
 
 
 _ROLES = (
     Role(1, "embedding", "global", _vocabulary, _hidden, "embedding"),
     Role(2, "output", "global", _vocabulary, _hidden, "output"),
-    Role(3, "output_norm", "global", _one, _hidden, vector=True),
-    Role(4, "rope", "global", _one, lambda c: c.rope_size // 2, vector=True),
-    Role(16, "attention_norm", "layer", _one, _hidden, vector=True),
-    Role(17, "query", "layer", _queries, _hidden, "attention"),
-    Role(18, "key", "layer", _keys, _hidden, "attention"),
-    Role(19, "value", "layer", _keys, _hidden, "attention"),
-    Role(20, "attention_out", "layer", _hidden, _queries, "attention"),
-    Role(21, "query_bias", "layer", _one, _queries, vector=True),
-    Role(22, "key_bias", "layer", _one, _keys, vector=True),
-    Role(23, "value_bias", "layer", _one, _keys, vector=True),
-    Role(32, "ffn_norm", "layer", _one, _hidden, vector=True),
+    _vector(3, "output_norm", "global", _hidden),
+    _vector(4, "rope", "global", _rotations),
+    _vector(5, "rope_2", "global", _rotations),
+    _vector(6, "output_norm_bias", "global", _hidden),
+    _vector(7, "output_bias", "global", _vocabulary),
+    _vector(16, "attention_norm", "layer", _hidden),
+    Role(17, "query", "layer", _queries, lambda c: c.query_latent or c.hidden, "attention"),
+    Role(18, "key", "attention", _keys, _hidden, "attention"),
+    Role(19, "value", "attention", _keys, _hidden, "attention"),
+    Role(20, "attention_out", "layer", _hidden, lambda c: c.heads * (c.value_size or c.head_size),
+         "attention"),
+    _vector(21, "query_bias", "attention", _queries),
+    _vector(22, "key_bias", "attention", _keys),
+    _vector(23, "value_bias", "attention", _keys),
+    _vector(24, "attention_out_bias", "layer", _hidden),
+    _vector(25, "query_norm", "attention", lambda c: c.head_size),
+    _vector(26, "key_norm", "attention", lambda c: c.head_size),
+    _vector(27, "sinks", "attention", lambda c: c.heads),
+    Role(28, "output_gate", "attention", _queries, _hidden, "attention"),
+    _vector(29, "attention_norm_bias", "layer", _hidden),
+    _vector(30, "attention_post_norm", "layer", _hidden),
+    _vector(32, "ffn_norm", "layer", _hidden),
     *_mlp(33, "dense", "dense", "dense", lambda c: c.dense_size),
-    Role(48, "router", "moe", lambda c: c.experts, _hidden),
+    _vector(36, "ffn_norm_bias", "layer", _hidden),
+    _vector(37, "ffn_post_norm", "layer", _hidden),
+    Role(40, "latent_query", "latent", lambda c: c.query_latent, _hidden, "attention"),
+    _vector(41, "latent_query_norm", "latent", lambda c: c.query_latent),
+    Role(42, "latent", "latent", lambda c: c.latent_size + c.rope_size, _hidden, "attention"),
+    _vector(43, "latent_norm", "latent", lambda c: c.latent_size),
+    Role(44, "latent_key", "latent", lambda c: c.heads * c.latent_size,
+         lambda c: c.head_size - c.rope_size, "attention"),
+    Role(45, "latent_value", "latent", lambda c: c.heads * c.value_size,
+         lambda c: c.latent_size, "attention"),
+    Role(48, "router", "moe", _experts, _hidden),
+    _vector(49, "router_bias", "moe", _experts),
     *_mlp(50, "shared", "moe", "shared", lambda c: c.shared_size),
     Role(53, "shared_router", "moe", _one, _hidden),
-    *_mlp(64, "expert", "expert", "experts", lambda c: c.expert_size),
-)
+    _vector(54, "router_selection", "moe", _experts),
+    *_mlp(64, "expert", "expert", "experts", _expert),
+    _vector(67, "expert_gate_bias", "expert", _expert),
+    _vector(68, "expert_up_bias", "expert", _expert),
+    _vector(69, "expert_down_bias", "expert", _hidden),
+)  # fmt: skip
+# A norm of queries or keys covers each head, or all of them at once.
+WHOLE_NORMS: dict[str, Size] = {"query_norm": _queries, "key_norm": _keys}
 ROLES: dict[str, Role] = {role.name: role for role in _ROLES}
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Writes an image as docs/spec.md has it: places everything, streams the data, then the meta part.
 
-layout = Layout.of(settings, expert_layers, tensors, stop, tokens, notes, tokenizer_bytes)
+layout = Layout.of(settings, layers, tensors, stop, tokens, notes, tokenizer_bytes)
 writer = ImageWriter(stream, layout)
 writer.tokenizer(data)
 for slot in layout.slots: writer.tensor(slot, encoded rows ...)
@@ -26,6 +26,7 @@ from colibri.image_format import (
     GLOBAL_LAYER,
     MAGIC,
     VERSION,
+    LayerKind,
     Role,
     Settings,
     Type,
@@ -88,7 +89,7 @@ class Layout:
     """Where everything lies; fixed before a weight is read."""
 
     settings: Settings
-    expert_layers: tuple[bool, ...]
+    layers: tuple[LayerKind, ...]
     specs: tuple[TensorSpec, ...]
     offsets: tuple[int, ...]  # of each spec: in the file, of expert roles in the record
     records: tuple[tuple[int, int], ...]  # offset, bytes
@@ -104,7 +105,7 @@ class Layout:
     def of(
         cls,
         settings: Settings,
-        expert_layers: tuple[bool, ...],
+        layers: tuple[LayerKind, ...],
         specs: Iterable[TensorSpec],
         *,
         stop: Iterable[int],
@@ -115,7 +116,8 @@ class Layout:
         """Places sections, tensors and records one after the other."""
         ordered = tuple(sorted(specs, key=_table_order))
         stop, tokens = tuple(stop), tuple(tokens)
-        records = sum(expert_layers) * settings.experts
+        each = settings.experts - settings.identities
+        records = sum(layer.experts for layer in layers) * each
         data_sections = 1 + bool(tokenizer_bytes) + bool(records)
         sections = _meta_sections(
             settings, len(ordered), records, stop, tokens, notes, data_sections
@@ -129,18 +131,18 @@ class Layout:
         offsets = dict(zip(dense, places, strict=True))
         sections.append(Section(WEIGHTS, at, end - at))
         slots = [Slot(spec, None, offsets[spec]) for spec in dense]
-        spans, end = _place_records(ordered, expert_layers, settings.experts, end, offsets, slots)
+        spans, end = _place_records(ordered, layers, each, end, offsets, slots)
         if records:
             sections.append(Section(EXPERT_WEIGHTS, spans[0][0], end - spans[0][0]))
         return cls(
-            settings, expert_layers, ordered, tuple(offsets[s] for s in ordered),
+            settings, layers, ordered, tuple(offsets[s] for s in ordered),
             tuple(spans), tuple(slots), tuple(sections), stop, tokens, notes, meta, end,
         )  # fmt: skip
 
 
 def _place_records(
     specs: tuple[TensorSpec, ...],
-    expert_layers: tuple[bool, ...],
+    layers: tuple[LayerKind, ...],
     experts: int,
     end: int,
     offsets: dict[TensorSpec, int],
@@ -148,7 +150,7 @@ def _place_records(
 ) -> tuple[list[tuple[int, int]], int]:
     """Places the expert records after `end`; fills in offsets and slots."""
     spans: list[tuple[int, int]] = []
-    for layer in (number for number, has in enumerate(expert_layers) if has):
+    for layer in (number for number, kind in enumerate(layers) if kind.experts):
         roles = [spec for spec in specs if spec.is_expert and spec.layer == layer]
         inner, size = _place(roles, 0)
         offsets |= zip(roles, inner, strict=True)
@@ -303,7 +305,11 @@ def _config(settings: Settings) -> bytes:
 
 
 def _layers(layout: Layout) -> bytes:
-    return b"".join(struct.pack("<BB14x", 1, 2 if has else 1) for has in layout.expert_layers)
+    return b"".join(
+        struct.pack("<BBBBII4x", 2 if kind.latent else 1, 2 if kind.experts else 1, kind.rope,
+                    kind.flags, kind.window, kind.chunk)
+        for kind in layout.layers
+    )  # fmt: skip
 
 
 def _u32(values: Iterable[int]) -> bytes:

@@ -9,8 +9,8 @@ from fnmatch import fnmatchcase
 
 from colibri.checkpoint import Checkpoint
 from colibri.errors import CheckpointError
-from colibri.families import Model, Wanted
-from colibri.image_format import Settings
+from colibri.families import Model, Place, Wanted
+from colibri.image_format import WHOLE_NORMS, Settings
 from colibri.tensor_file import Tensor
 
 _SHOWN = 8  # names in a message
@@ -35,7 +35,8 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
     found = _without_prefixes(checkpoint.tensors, model.family.prefixes)
     away = {_strip(n, model.family.prefixes): path for n, path in checkpoint.missing.items()}
     wanted = [w for w in model.tensors if not (model.settings.tied and w.role.name == "output")]
-    absent = [w.name for w in wanted if w.name not in found]
+    places = {id(w): next((p for p in w.places if p.name in found), None) for w in wanted}
+    absent = [w.name for w in wanted if places[id(w)] is None]
     for name in absent:
         if name in away:
             what = "does not have it" if away[name].exists() else "is missing"
@@ -45,9 +46,12 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
         raise CheckpointError(f"tensors are missing: {_some(absent)}", file=checkpoint.folder,
                               hint=_missing_hint(absent, model))  # fmt: skip
     notes = _missing_notes(away, wanted) + _tied_notes(model, found)
-    used = {w.name for w in wanted} | ({_output_name(model)} if model.settings.tied else set())
+    taken = [(w, place) for w in wanted if (place := places[id(w)])]
+    used = {place.name for _, place in taken}
+    if model.settings.tied:
+        used.add(_output_name(model))
     _refuse_unused(checkpoint, model, found, used)
-    pairs = tuple((w, found[w.name]) for w in wanted)
+    pairs = tuple((w, _part(found[place.name], place)) for w, place in taken)
     for w, tensor in pairs:
         _check_shape(w, tensor, model.settings)
     return Matched(pairs, tuple(notes))
@@ -113,9 +117,21 @@ def _refuse_unused(
         )  # fmt: skip
 
 
+def _part(tensor: Tensor, place: Place) -> Tensor:
+    if place.pick is None:
+        return tensor
+    if tensor.shape != place.shape:
+        raise CheckpointError(f"shape is {list(tensor.shape)}, expected {list(place.shape or ())}",
+                              file=tensor.file, field=tensor.name, hint="by config.json")  # fmt: skip
+    return tensor.part(place.pick)
+
+
 def _check_shape(wanted: Wanted, tensor: Tensor, settings: Settings) -> None:
     rows, columns = wanted.role.rows(settings), wanted.role.columns(settings)
     expected = (columns,) if wanted.role.vector else (rows, columns)
+    whole = WHOLE_NORMS.get(wanted.role.name)
+    if whole is not None and tensor.shape == (whole(settings),):
+        return
     if tensor.shape != expected:
         raise CheckpointError(f"shape is {list(tensor.shape)}, expected {list(expected)}",
                               file=tensor.file, field=tensor.name,

@@ -154,13 +154,13 @@ class _Plan:
         by_role = {n: round(8 * roles[n] / weights[n], 3) for n in roles if ROLES[n].part}
         notes = (*source.notes, *model.notes, *matched.notes, *_padding_notes(specs, by_role))
         layout = Layout.of(
-            model.settings, model.expert_layers, specs,
+            model.settings, model.layers, specs,
             stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
             notes=_notes_section(source, model, recipe, by_role, bits, notes),
             tokenizer_bytes=len(source.tokenizer or b""),
         )  # fmt: skip
         sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
-        sources["rope", None, None] = lambda: iter([model.rope[None]])
+        sources |= {_key(n, None, None): _row_of(f) for n, f in model.ropes.items()}
         return cls(layout, sources, source.tokenizer, parameters, roles, bits, notes)
 
 
@@ -172,20 +172,22 @@ def _rows_of(wanted: Wanted, tensor: Tensor) -> Source:
     return lambda: tensor.rows(_CHUNK)
 
 
+def _row_of(vector: Floats) -> Source:
+    return lambda: iter([vector[None]])
+
+
 def _specs(model: Model, matched: Matched, recipe: Recipe) -> list[TensorSpec]:
     """The tensor table: an expert role once per layer."""
-    places = {(w.layer, w.role.name): w.role for w, _ in matched.tensors}
-    if model.settings.rope_size:
-        places[None, "rope"] = ROLES["rope"]
+    places = {(w.layer, w.role.name): (w.role, t.shape[-1]) for w, t in matched.tensors}
+    places |= {(None, n): (ROLES[n], len(f)) for n, f in model.ropes.items()}
     return [
-        TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings),
-                   role.columns(model.settings))
-        for (layer, _), role in places.items()
+        TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings), columns)
+        for (layer, _), (role, columns) in places.items()
     ]  # fmt: skip
 
 
 def _copies(spec: TensorSpec, model: Model) -> int:
-    return model.settings.experts if spec.is_expert else 1
+    return model.settings.experts - model.settings.identities if spec.is_expert else 1
 
 
 def selftest_tokens(model: Model) -> tuple[int, ...]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +45,19 @@ class Tensor:
     file: Path
     dtype: str
     shape: tuple[int, ...]
+    whole: tuple[int, ...]  # as it is in the file; shape is that of the part
     raw: memoryview = field(repr=False)
+    pick: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+
+    def part(self, pick: Callable[[NDArray[Any]], NDArray[Any]]) -> Tensor:
+        """A part of the tensor, or its elements in another order; `pick` sees stored elements."""
+        return replace(self, shape=pick(self._stored()).shape, pick=pick)
+
+    def _stored(self) -> NDArray[Any]:
+        if self.dtype not in DTYPES:
+            raise CheckpointError(f"tensor has type {self.dtype}", file=self.file, field=self.name,
+                                  hint=f"valid is {', '.join(DTYPES)}")  # fmt: skip
+        return np.frombuffer(self.raw, DTYPES[self.dtype]).reshape(self.whole)
 
     def rows(self, elements: int) -> Iterator[NDArray[np.float32]]:
         """The values as float32 matrices, a few rows at a time.
@@ -60,11 +72,9 @@ class Tensor:
         CheckpointError
             For a type that is not F32, F16 or BF16, and for NaN or infinity.
         """
-        if self.dtype not in DTYPES:
-            raise CheckpointError(f"tensor has type {self.dtype}", file=self.file, field=self.name,
-                                  hint=f"valid is {', '.join(DTYPES)}")  # fmt: skip
         columns = self.shape[-1] if self.shape else 1
-        matrix = np.frombuffer(self.raw, DTYPES[self.dtype]).reshape(-1, columns)
+        stored = self._stored()
+        matrix = (self.pick(stored) if self.pick else stored).reshape(-1, columns)
         step = max(1, elements // columns)
         for start in range(0, len(matrix), step):
             part = _to_float32(matrix[start : start + step], self.dtype)
@@ -116,7 +126,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     entries = {name: _entry(path, name, entry) for name, entry in header.items()}
     _check_spans(path, entries, start, len(view))
     return {
-        name: Tensor(name, path, dtype, shape, view[start + begin : start + end])
+        name: Tensor(name, path, dtype, shape, shape, view[start + begin : start + end])
         for name, (dtype, shape, begin, end) in entries.items()
     }
 

@@ -174,20 +174,33 @@ nb::tuple sample(Vector<float> logits, float temperature, uint32_t top_k, float 
     return nb::make_tuple(token, state);
 }
 
-nb::tuple route_topk(Vector<float> scores, uint32_t top_k, uint32_t router, uint32_t flags)
+nb::tuple route_topk(Vector<float> scores, uint32_t top_k, uint32_t router, uint32_t flags,
+                     std::optional<Vector<float>> selection, uint32_t groups, uint32_t groups_kept,
+                     float scale, float epsilon)
 {
     colibri_config config{};
     config.router = router;
     config.router_flags = flags;
+    config.router_groups = groups;
+    config.router_groups_kept = groups_kept;
+    config.router_scale = scale;
+    config.router_epsilon = epsilon;
     config.experts = static_cast<uint32_t>(scores.size());
     config.top_k = top_k;
     if (top_k < 1 || top_k > scores.size()) throw nb::value_error("top_k must be 1 .. number of scores");
+    if (selection && selection->size() != scores.size())
+        throw nb::value_error("selection must have as many elements as scores");
+    if (groups > 64 || (groups != 0 && (scores.size() % groups != 0 || groups_kept < 1 || groups_kept > groups ||
+                                        scores.size() / groups * groups_kept < top_k)))
+        throw nb::value_error("groups must be at most 64, divide the scores and keep top_k of them");
+    if (router == COLIBRI_ROUTER_SPARSEMIXER && top_k != 2) throw nb::value_error("sparsemixer chooses two");
     std::vector<float> work(scores.data(), scores.data() + scores.size());
     uint16_t *ids = nullptr;
     float *weights = nullptr;
     Array<uint16_t> id_array = new_array<uint16_t>({top_k}, ids);
     Array<float> weight_array = new_array<float>({top_k}, weights);
-    check("route_topk", colibri_route_topk(&config, work.data(), ids, weights), {});
+    check("route_topk", colibri_route_topk(&config, selection ? selection->data() : nullptr, work.data(), ids,
+                                            weights), {});
     return nb::make_tuple(id_array, weight_array);
 }
 
@@ -213,5 +226,6 @@ void bind_engine(nb::module_ &m)
     m.def("sample", &sample, nb::arg("logits"), nb::arg("temperature"), nb::arg("top_k"),
           nb::arg("top_p"), nb::arg("state"));
     m.def("route_topk", &route_topk, nb::arg("scores"), nb::arg("top_k"), nb::arg("router") = 1,
-          nb::arg("flags") = 0);
+          nb::arg("flags") = 0, nb::arg("selection").none() = nb::none(), nb::arg("groups") = 0,
+          nb::arg("groups_kept") = 0, nb::arg("scale") = 1.0f, nb::arg("epsilon") = 0.0f);
 }

@@ -41,7 +41,10 @@ nb::dict config_dict(const Image &self)
     PUT(head_size); PUT(rope_size); PUT(rope_style); PUT(activation); PUT(router);
     PUT(router_flags); PUT(experts); PUT(top_k); PUT(expert_size); PUT(shared_size);
     PUT(shared_flags); PUT(dense_size); PUT(tied); PUT(norm_epsilon); PUT(attention_scale);
-    PUT(rope_scale);
+    PUT(rope_scale); PUT(norm); PUT(value_size); PUT(latent_size); PUT(query_latent); PUT(identities);
+    PUT(router_groups); PUT(router_groups_kept); PUT(router_scale); PUT(router_epsilon);
+    PUT(embedding_scale); PUT(residual_scale); PUT(logits_scale); PUT(clip); PUT(activation_limit);
+    PUT(activation_alpha); PUT(temperature_floor); PUT(temperature_scale);
 #undef PUT
     return d;
 }
@@ -66,6 +69,17 @@ nb::list tensors(const Image &self)
         check(self.name, colibri_image_tensor(&self.image, i, &t), {});
         out.append(nb::make_tuple(t.layer, t.role, t.type, t.order, t.group, t.rows, t.columns,
                                   t.offset, t.bytes, t.crc32));
+    }
+    return out;
+}
+
+nb::list layers(const Image &self)
+{
+    nb::list out;
+    for (uint32_t i = 0; i < self.image.config.layers; i++) {
+        colibri_layer l{};
+        colibri_image_layer(&self.image, i, &l);
+        out.append(nb::make_tuple(l.mixer, l.ffn, l.rope, l.flags, l.window, l.chunk));
     }
     return out;
 }
@@ -165,8 +179,7 @@ void bind_image(nb::module_ &m)
         .def("tensors", &tensors)
         .def("experts", &experts)
         .def("stop_ids", &stop_ids)
-        .def("ffn", [](const Image &self, uint32_t layer) { return colibri_image_ffn(&self.image, layer); },
-             nb::arg("layer"))
+        .def("layers", &layers)
         .def("read", &read_bytes, nb::arg("offset"), nb::arg("bytes"), nb::arg("file") = 0)
         .def("verify", &verify);
 }
