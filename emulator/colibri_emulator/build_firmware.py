@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``colibri build``: runtime + runner application + board → ELF, model file, map and library.
+
+For a bare-metal board (``os = "none"``) the ELF holds the code and the model file goes to the
+address that the link fixed; for a Linux board it is a static executable that opens the model file.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from elftools.elf.constants import SH_FLAGS
+from elftools.elf.elffile import ELFFile
+
+from colibri._data import data_path
+from colibri.boards import Board
+from colibri.errors import BuildError
+from colibri_emulator.image_needs import ImageNeeds, image_needs
+from colibri_emulator.layout import EngineRegion, Layout, board_layout
+from colibri_emulator.linker import board_source, linker_script
+from colibri_emulator.toolchain import (
+    COMMON,
+    Gcc,
+    Source,
+    ToolchainName,
+    Zig,
+    compile_all,
+    find_toolchain,
+)
+
+SCHEMA = 1
+_RECORD = "build.json"
+_NAMES = ("status_names.c", "plan_names.c")  # text for people, which firmware does not print
+ALL_KV = ("f32", "f16", "q8")
+
+
+@dataclass(frozen=True)
+class Firmware:
+    """A finished build.
+
+    `layout` is None for a Linux executable.  `bytes` are counted from the files: code (with
+    constants), data, bss, model, library.
+    """
+
+    board: str
+    target: str
+    toolchain: str
+    elf: Path
+    model: Path
+    map: Path
+    library: Path
+    layout: Layout | None
+    bytes: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """The record of the build, and what ``colibri build --json`` prints."""
+        fields = asdict(self)
+        fields.update({key: str(fields[key]) for key in ("elf", "model", "map", "library")})
+        return {"schema": SCHEMA, **fields}
+
+
+def load_firmware(folder: str | Path) -> Firmware:
+    """A build that ``colibri build`` wrote to a folder."""
+    folder = Path(folder)
+    try:
+        record = json.loads((folder / _RECORD).read_text("utf-8"))
+        layout = record["layout"]
+        if layout is not None:
+            layout["regions"] = tuple(EngineRegion(**region) for region in layout["regions"])
+        return Firmware(
+            board=record["board"],
+            target=record["target"],
+            toolchain=record["toolchain"],
+            elf=folder / record["elf"],
+            model=folder / record["model"],
+            map=folder / record["map"],
+            library=folder / record["library"],
+            layout=Layout(**layout) if layout is not None else None,
+            bytes=record["bytes"],
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BuildError(
+            "is not a build folder", file=folder, hint="make one with: colibri build ... -o DIR"
+        ) from error
+
+
+def build_firmware(
+    board: Board,
+    image: str | Path,
+    output: str | Path,
+    *,
+    toolchain: ToolchainName = "auto",
+    target: str | None = None,
+    kv: Sequence[str] = ALL_KV,
+    optimise: str | None = None,
+    copy_model: bool = True,
+) -> Firmware:
+    """Builds everything for one board and one image into a folder.
+
+    Parameters
+    ----------
+    board : Board
+        Where it will run.
+    image : path
+        The packed image.
+    output : path
+        Folder to make; an earlier build there is replaced.
+    toolchain : {"auto", "zig", "gcc"}
+        The compiler; auto takes zig when it is installed.
+    target : str, optional
+        Another target than the board's own, for CPUs that an emulator lacks.
+    kv : sequence of str
+        KV types that the firmware can be asked for; f32 is always in.
+    optimise : str, optional
+        One level for everything.  Default: kernels -O2, the rest -Os.
+    copy_model : bool
+        False refers to the image where it is.
+
+    Returns
+    -------
+    Firmware
+    """
+    image, output = Path(image), Path(output)
+    unknown = sorted(set(kv) - set(ALL_KV))
+    if unknown:
+        raise BuildError(f"no KV type '{unknown[0]}'", field="--kv", hint="one of f32, f16, q8")
+    needs = image_needs(image, kv)
+    target = target or board.firmware.target
+    compiler = find_toolchain(target, toolchain)
+    with _new_folder(output) as folder:
+        bare = board.os == "none"
+        layout = board_layout(board, needs.bytes, needs.vocabulary) if bare else None
+        build = _Build(board, needs, compiler, folder, optimise)
+        if layout is not None:
+            build.bare_metal(layout)
+        else:
+            build.hosted()
+        if copy_model:
+            shutil.copyfile(image, folder / "model.colibri")
+        made = Firmware(
+            board=board.id,
+            target=target,
+            toolchain=compiler.name,
+            elf=Path("firmware.elf"),
+            model=Path("model.colibri") if copy_model else image.resolve(),
+            map=Path("firmware.map"),
+            library=Path("libcolibri.a"),
+            layout=layout,
+            bytes=_count(folder, needs),
+        )
+        (folder / _RECORD).write_text(json.dumps(made.to_json(), indent=2) + "\n", "utf-8")
+    return load_firmware(output)
+
+
+@dataclass(frozen=True)
+class _Build:
+    board: Board
+    needs: ImageNeeds
+    compiler: Zig | Gcc
+    folder: Path
+    optimise: str | None
+
+    def bare_metal(self, layout: Layout) -> None:
+        """ELF, map and library for the board's memory map."""
+        firmware = data_path("emulator", "firmware")
+        script = self.folder / "board.ld"
+        script.write_text(linker_script(self.board, layout), "utf-8")
+        generated = self.folder / "board.c"
+        generated.write_text(board_source(self.board, layout, self.needs.vocabulary), "utf-8")
+        start = [Source(firmware / name, _start_flags(name)) for name in self.compiler.target.start]
+        own = [Source(firmware / name) for name in ("start_common.c", "runner.c", "mem.c")]
+        sources = [*start, *own, Source(generated)]
+        objects = [*self._compile(sources, [firmware]), *self._runtime()]
+        self.compiler.link(
+            objects, script, self.folder / "firmware.elf", self.folder / "firmware.map"
+        )
+
+    def hosted(self) -> None:
+        """Static executable, map and library for Linux."""
+        posix = data_path("sdk", "c", "ports", "posix")
+        sources = [Source(path) for path in sorted(posix.glob("*.c"))]
+        sources.append(Source(data_path("emulator", "firmware", "linux_main.c")))
+        objects = [*self._compile(sources, [posix]), *self._runtime()]
+        if not isinstance(self.compiler, Zig):
+            raise BuildError("only zig brings a static C library for Linux boards")
+        self.compiler.link_hosted(
+            objects, self.folder / "firmware.elf", self.folder / "firmware.map"
+        )
+
+    def _runtime(self) -> list[Path]:
+        """The runtime's objects, which also make the library."""
+        root = data_path("sdk", "c")
+        kernels = sorted((root / "kernels" / "ref").glob("*.c"))
+        rest = [path for path in sorted((root / "src").glob("*.c")) if path.name not in _NAMES]
+        defines = tuple(self.needs.defines())
+        sources = [Source(path, ("-ffreestanding", "-O2", *defines)) for path in kernels]
+        sources += [Source(path, ("-ffreestanding", "-Os", *defines)) for path in rest]
+        objects = self._compile(sources, [root / "src"])
+        self.compiler.archive(objects, self.folder / "libcolibri.a")
+        return objects
+
+    def _compile(self, sources: Sequence[Source], includes: Sequence[Path]) -> list[Path]:
+        if self.optimise is not None:
+            level = self.optimise
+            sources = [
+                Source(s.path, tuple(level if f.startswith("-O") else f for f in s.flags))
+                for s in sources
+            ]
+        flags: tuple[str, ...] = ("-Os", *COMMON)
+        folders = [*includes, data_path("sdk", "c", "include")]
+        if self.board.os == "none":
+            flags = (*flags, "-ffreestanding")
+            folders.append(data_path("emulator", "firmware", "include"))
+        return compile_all(self.compiler, sources, flags, folders)
+
+
+def _start_flags(name: str) -> tuple[str, ...]:
+    """What runs before the MMU may not use unaligned accesses."""
+    return ("-mstrict-align",) if name == "mmu_aarch64.c" else ()
+
+
+def _count(folder: Path, needs: ImageNeeds) -> dict[str, int]:
+    """Bytes of what was built."""
+    total = {"code": 0, "data": 0, "bss": 0}
+    with (folder / "firmware.elf").open("rb") as file:
+        for section in ELFFile(file).iter_sections():
+            flags = section["sh_flags"]
+            if not flags & SH_FLAGS.SHF_ALLOC:
+                continue
+            if section["sh_type"] == "SHT_NOBITS":
+                total["bss"] += section["sh_size"]
+            else:
+                total["data" if flags & SH_FLAGS.SHF_WRITE else "code"] += section["sh_size"]
+    library = (folder / "libcolibri.a").stat().st_size
+    return {**total, "model": needs.bytes, "library": library}
+
+
+@contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A folder that appears under its name when everything in it is written."""
+    if output.exists() and not (output / _RECORD).exists() and not _is_empty_folder(output):
+        raise BuildError(
+            "exists and is not a build folder", file=output, hint="give a new folder with -o"
+        )
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
+    except OSError as error:
+        raise BuildError(f"cannot be written: {error.strerror}", file=output.parent) from error
+    try:
+        yield temporary
+        temporary.chmod(0o755)
+        if output.exists():
+            old = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
+            output.replace(old)
+            temporary.replace(output)
+            shutil.rmtree(old)
+        else:
+            temporary.replace(output)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _is_empty_folder(path: Path) -> bool:
+    return path.is_dir() and not any(path.iterdir())

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who gets which bytes of a bare-metal board: code, data and stack, image, logits, engine.
+
+One answer for the planner, the twin and the linker script, so that a plan made on the desktop is
+the plan that the firmware makes.
+
+    code_region   | (code_offset) code and constants, CODE_BYTES at most | ...
+    data_region   | stack_bytes + reserve_bytes: the application's RAM | engine ...
+    model_region  | ... what the code and the application take | image | engine, when it is RAM
+
+Where code and data share a region, the application's part starts at code_offset and holds both.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from colibri.boards import Board, Region
+from colibri.errors import BoardError, DoesNotFitError
+from colibri.units import format_bytes
+
+MAX_REGIONS = 8  # COLIBRI_MAX_REGIONS
+CODE_BYTES = 128 << 10  # kept for code; the linker script checks it
+STATIC_BYTES = 8 << 10  # the runner's own data: mailbox, engine handle, plan
+MODEL_ALIGNMENT = 4096
+ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class EngineRegion:
+    """Memory for the engine, as `colibri_init` gets it."""
+
+    name: str
+    base: int
+    size: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Addresses of everything on one board with one image."""
+
+    regions: tuple[EngineRegion, ...]
+    code_start: int
+    code_limit: int
+    data_start: int
+    data_limit: int
+    stack_bytes: int
+    model_base: int
+    model_bytes: int
+    logits_base: int
+    logits_bytes: int
+
+
+@dataclass
+class _Space:
+    """What is still free of a region: one piece, taken from the front."""
+
+    region: Region
+    start: int
+    end: int
+
+    @property
+    def free(self) -> int:
+        return self.end - self.start
+
+    def take(self, size: int, alignment: int, what: str) -> int:
+        """Address of the next `size` bytes."""
+        base = _align_up(self.start, alignment)
+        if base + size > self.end:
+            raise DoesNotFitError(
+                f"{what} needs {format_bytes(size)}, region {self.region.name} has "
+                f"{format_bytes(max(self.end - base, 0))} left",
+                hint=f"{what} needs a region with {format_bytes(size)} free",
+            )
+        self.start = base + size
+        return base
+
+
+def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
+    """Places code, data, image and logits; what remains of the RAM is the engine's.
+
+    Parameters
+    ----------
+    board : Board
+        A board with ``os = "none"``.
+    image_bytes : int
+        Length of the image file.
+    vocabulary : int
+        Floats in a row of logits, which the application keeps.
+
+    Raises
+    ------
+    BoardError
+        For a board with an operating system.
+    DoesNotFitError
+        When a part does not fit its region, with the bytes it needs.
+    """
+    if board.os != "none":
+        raise BoardError(
+            f"board {board.id} runs {board.os}, its memory is not laid out at build time",
+            field="os",
+            hint='only boards with os = "none" have a layout',
+        )
+    fw = board.firmware
+    spaces = {region.name: _largest_piece(region) for region in board.regions}
+    code, data = spaces[fw.code_region], spaces[fw.data_region]
+    shared = fw.code_region == fw.data_region
+    code_start = max(code.start, code.region.base + fw.code_offset)
+    code.start = code_start
+    if not shared:
+        code.take(CODE_BYTES, 1, "code")
+    data_start = data.take(fw.stack_bytes + fw.reserve_bytes, 1 if shared else ALIGNMENT, "data")
+    data_limit = data.start
+    logits_bytes = _align_up(vocabulary * 4, ALIGNMENT)
+    inside = fw.reserve_bytes - STATIC_BYTES - (CODE_BYTES if shared else 0)
+    model_base = spaces[fw.model_region].take(image_bytes, MODEL_ALIGNMENT, "the image")
+    if logits_bytes <= inside:
+        logits_base = data_limit - logits_bytes
+        data_limit = logits_base
+    else:
+        space = _logits_space(spaces, data, logits_bytes)
+        logits_base = space.take(logits_bytes, ALIGNMENT, "a row of logits")
+    return Layout(
+        regions=_engine_regions(spaces),
+        code_start=code_start,
+        code_limit=data_limit if shared else code_start + CODE_BYTES,
+        data_start=data_start,
+        data_limit=data_limit,
+        stack_bytes=fw.stack_bytes,
+        model_base=model_base,
+        model_bytes=image_bytes,
+        logits_base=logits_base,
+        logits_bytes=logits_bytes,
+    )
+
+
+def _logits_space(spaces: dict[str, _Space], data: _Space, size: int) -> _Space:
+    """For logits that outgrow the reserve: behind it when they leave half, else in bulk."""
+    if size <= data.free // 2:
+        return data
+    return max((space for space in spaces.values() if space.region.writable), key=lambda s: s.free)
+
+
+def _engine_regions(spaces: dict[str, _Space]) -> tuple[EngineRegion, ...]:
+    """Free RAM in the board's order: the largest ones when the runtime takes fewer."""
+    found = []
+    for space in spaces.values():
+        # Address 0 is C's NULL, which the runtime takes for missing memory.
+        base, end = _align_up(max(space.start, 1), ALIGNMENT), space.end - space.end % ALIGNMENT
+        if space.region.writable and end > base:
+            found.append(EngineRegion(space.region.name, base, end - base, space.region.rank))
+    kept = sorted(found, key=lambda region: (-region.size, region.rank))[:MAX_REGIONS]
+    return tuple(region for region in found if region in kept)
+
+
+def _largest_piece(region: Region) -> _Space:
+    """The longest part of a region without reserved bytes."""
+    pieces, at = [], 0
+    for part in sorted(region.reserved, key=lambda part: part.offset):
+        pieces.append((at, part.offset))
+        at = part.offset + part.size
+    pieces.append((at, region.size))
+    start, end = max(pieces, key=lambda piece: piece[1] - piece[0])
+    return _Space(region, region.base + start, region.base + end)
+
+
+def _align_up(value: int, alignment: int) -> int:
+    return -(-value // alignment) * alignment

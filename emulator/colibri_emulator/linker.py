@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a layout to the two generated files of a firmware: ``board.ld`` and ``board.c``."""
+
+from __future__ import annotations
+
+from string import Template
+
+from colibri._data import data_path
+from colibri.boards import Board
+from colibri_emulator.layout import Layout
+
+_PROFILES = {"small": "COLIBRI_PROFILE_SMALL", "wide": "COLIBRI_PROFILE_WIDE"}
+
+
+def linker_script(board: Board, layout: Layout) -> str:
+    """The linker script of a board, from ``emulator/firmware/linker.ld.in``."""
+    fw = board.firmware
+    template = Template(data_path("emulator", "firmware", "linker.ld.in").read_text("utf-8"))
+    memory = "\n".join(
+        f"  {region.name} ({region.access}) : ORIGIN = {region.base:#x}, LENGTH = {region.size:#x}"
+        for region in board.regions
+    )
+    return template.substitute(
+        board=board.id,
+        memory=memory,
+        code=fw.code_region,
+        data=fw.data_region,
+        # Code in RAM is loaded where it runs; code in flash carries the initial data with it.
+        data_load="" if fw.code_region == fw.data_region else f" AT> {fw.code_region}",
+        code_start=f"{layout.code_start:#x}",
+        code_limit=f"{layout.code_limit:#x}",
+        stack_bytes=f"{layout.stack_bytes:#x}",
+        firmware_limit=f"{layout.data_limit:#x}",
+        model_base=f"{layout.model_base:#x}",
+        model_bytes=f"{layout.model_bytes:#x}",
+        logits=_region_at(board, layout.logits_base),
+        logits_base=f"{layout.logits_base:#x}",
+        logits_bytes=f"{layout.logits_bytes:#x}",
+    )
+
+
+def _region_at(board: Board, address: int) -> str:
+    return next(r.name for r in board.regions if r.base <= address < r.end)
+
+
+def board_source(board: Board, layout: Layout, vocabulary: int) -> str:
+    """``board.c``: the same addresses for the program."""
+    regions = "\n".join(
+        f'    {{ "{r.name}", (void *){r.base:#x}u, {r.size:#x}u, {r.rank}, 0 }},'
+        for r in layout.regions
+    )
+    memory = "\n".join(
+        f"    {{ {region.base:#x}u, {region.size:#x}u }}," for region in board.regions
+    )
+    return f"""\
+/* Generated from board '{board.id}' by emulator/colibri_emulator/linker.py. Do not edit. */
+#include "board.h"
+
+const colibri_region colibri_board_regions[] = {{
+{regions}
+}};
+const uint32_t colibri_board_region_count = {len(layout.regions)};
+const uint32_t colibri_board_profile = {_PROFILES[board.firmware.profile]};
+const void *const colibri_board_model = (const void *){layout.model_base:#x}u;
+const uint64_t colibri_board_model_bytes = {layout.model_bytes:#x}u;
+float *const colibri_board_logits = (float *){layout.logits_base:#x}u;
+const uint32_t colibri_board_logits_floats = {vocabulary}u;
+
+const colibri_board_ram colibri_board_memory[] = {{
+{memory}
+}};
+const uint32_t colibri_board_memory_count = {len(board.regions)};
+"""

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""QEMU system emulation as a board: for what Unicorn lacks, and as a second opinion.
+
+The image and the request are in memory at reset (``-device loader``); the mailbox is polled over
+QMP until the firmware says that it is done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import re
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from colibri.boards import Board
+from colibri.errors import EmulateError
+from colibri_emulator import mailbox
+from colibri_emulator.build_firmware import Firmware
+from colibri_emulator.machine import Ending, Fault, Result, result_from_mailbox
+from colibri_emulator.mailbox import Mailbox, Request
+from colibri_emulator.native import native_library
+from colibri_emulator.symbols import Program
+
+_PROGRAMS = {
+    "cortex-m33": "qemu-system-arm",
+    "cortex-m55": "qemu-system-arm",
+    "aarch64": "qemu-system-aarch64",
+    "riscv64": "qemu-system-riscv64",
+}
+# Machines whose RAM is as large as the command line says.
+_SIZED = {"virt"}
+_MACHINE_OPTIONS = {
+    "aarch64": ("-cpu", "cortex-a53"),
+    "riscv64": ("-cpu", "rv64", "-bios", "none"),
+}
+_QUIET = (
+    "-display", "none", "-monitor", "none", "-serial", "none", "-nodefaults", "-net", "none",
+)  # fmt: skip
+_POLL_FIRST, _POLL_LONGEST = 0.02, 0.25  # seconds
+
+
+def qemu_program(board: Board) -> str:
+    """Which QEMU has the board's CPU."""
+    return _PROGRAMS[board.firmware.target]
+
+
+@cache
+def _can_count(program: str) -> bool:
+    """Our plugin's interface is that of QEMU 4.2 to 8.2."""
+    told = subprocess.run([program, "--version"], capture_output=True, text=True, check=False)
+    found = re.search(r"version (\d+)\.", told.stdout)
+    return found is not None and 5 <= int(found.group(1)) <= 8
+
+
+def counting(program: str, log: Path, options: str = "") -> list[str]:
+    """Options that make a QEMU count instructions into a log; none where it cannot."""
+    if not _can_count(program):
+        return []
+    plugin = ",".join(filter(None, (str(native_library("qemu_count")), options)))
+    return ["-plugin", plugin, "-d", "plugin", "-D", str(log)]
+
+
+class QemuMachine:
+    """A board in QEMU."""
+
+    def __init__(self, board: Board, timeout: float = 3600.0) -> None:
+        self._board, self._timeout = board, timeout
+        self.target: str = board.firmware.target
+        program = qemu_program(board)
+        self.name = f"{program} {board.firmware.qemu_machine}"
+        self.notes: tuple[str, ...] = (
+            f"QEMU's '{board.firmware.qemu_machine}' has memory and devices beside the board's "
+            "regions; touching those is not reported as a fault",
+        )
+
+    def run(self, firmware: Firmware, request: Request) -> Result:
+        """Runs one request to its end or to a fault."""
+        program = Program(firmware.elf)
+        # Beside other files of this run; a Unix socket's path has to be short.
+        with tempfile.TemporaryDirectory(prefix="cq-") as name:
+            folder = Path(name)
+            (folder / "request").write_bytes(request.pack())
+            command = self._command(firmware, program, folder)
+            with _started(command, folder) as qmp:
+                box = self._wait(qmp, program, folder)
+            count = read_count(folder / "log")
+        return result_from_mailbox(
+            firmware, box, Ending(self.name, count, _fault(box, program), self.notes)
+        )
+
+    def _command(self, firmware: Firmware, program: Program, folder: Path) -> list[str]:
+        assert firmware.layout is not None
+        fw = self._board.firmware
+        code = (
+            f"from={firmware.layout.code_start:#x},to={firmware.layout.code_limit:#x},"
+            f"until={program.address('colibri_done'):#x}"
+        )
+        command = [qemu_program(self._board), "-M", fw.qemu_machine or "", *_QUIET]
+        if fw.qemu_machine in _SIZED:
+            ram = self._board.region(fw.data_region).size
+            command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
+        loads = (
+            (firmware.model, firmware.layout.model_base),
+            (folder / "request", program.address("colibri_mailbox")),
+        )
+        for file, address in loads:
+            escaped = str(file).replace(",", ",,")
+            command += ["-device", f"loader,file={escaped},addr={address:#x},force-raw=on"]
+        return [
+            *command,
+            *("-kernel", str(firmware.elf)),
+            *("-qmp", f"unix:{folder / 'qmp'},server=on,wait=off"),
+            *counting(command[0], folder / "log", code),
+        ]
+
+    def _wait(self, qmp: _Qmp, program: Program, folder: Path) -> Mailbox:
+        """The mailbox, once the firmware is done."""
+        address, size = program.address("colibri_mailbox"), ctypes.sizeof(Mailbox)
+        pause, end = _POLL_FIRST, time.monotonic() + self._timeout
+        while time.monotonic() < end:
+            time.sleep(pause)
+            pause = min(pause * 1.5, _POLL_LONGEST)
+            box = Mailbox.from_buffer_copy(qmp.memory(address, size, folder / "mailbox"))
+            if box.state in (mailbox.DONE, mailbox.FAULT):
+                return box
+        raise EmulateError(f"{self.name}: no result after {self._timeout:.0f} s")
+
+
+class _Qmp:
+    """QEMU's control socket."""
+
+    def __init__(self, path: Path, process: subprocess.Popen[str]) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        end = time.monotonic() + 30
+        while True:
+            try:
+                self._socket.connect(str(path))
+                break
+            except OSError:
+                if process.poll() is not None or time.monotonic() > end:
+                    raise _died(process) from None
+                time.sleep(0.02)
+        self._process = process
+        self._file = self._socket.makefile("rw", encoding="utf-8")
+        self._file.readline()  # greeting
+        self.ask("qmp_capabilities")
+
+    def ask(self, command: str, **arguments: Any) -> Any:
+        """One command and its answer; events in between are passed over."""
+        try:
+            self._file.write(json.dumps({"execute": command, "arguments": arguments}) + "\n")
+            self._file.flush()
+            while True:
+                line = self._file.readline()
+                if not line:
+                    raise _died(self._process)
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise EmulateError(f"QEMU refused {command}: {answer['error'].get('desc')}")
+                if "return" in answer:
+                    return answer["return"]
+        except OSError:
+            raise _died(self._process) from None
+
+    def memory(self, address: int, size: int, file: Path) -> bytes:
+        """Bytes as the CPU sees them."""
+        self.ask("memsave", val=address, size=size, filename=str(file))
+        return file.read_bytes()
+
+    def close(self) -> None:
+        """Ends QEMU."""
+        with contextlib.suppress(EmulateError):
+            self.ask("quit")
+        self._file.close()
+        self._socket.close()
+
+
+@contextlib.contextmanager
+def _started(command: list[str], folder: Path) -> Iterator[_Qmp]:
+    """QEMU while it is needed; it is gone afterwards, whatever happens."""
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+        text=True,
+    )  # fmt: skip
+    try:
+        qmp = _Qmp(folder / "qmp", process)
+        yield qmp
+        qmp.close()
+        process.wait(timeout=30)
+    finally:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def _died(process: subprocess.Popen[str]) -> EmulateError:
+    text = process.communicate(timeout=30)[1].strip() if process.poll() is not None else ""
+    return EmulateError(f"QEMU ended early: {text[:400] or 'no message'}")
+
+
+def read_count(log: Path) -> int | None:
+    """What the counting plugin wrote at the end."""
+    found = re.search(r"instructions: (\d+)", log.read_text("utf-8") if log.exists() else "")
+    return int(found.group(1)) if found else None
+
+
+def _fault(box: Mailbox, program: Program) -> Fault | None:
+    """The fault that the firmware's vectors recorded."""
+    if box.state != mailbox.FAULT:
+        return None
+    return Fault(
+        f"CPU exception, cause {box.fault_cause:#x}",
+        box.fault_address,
+        box.fault_pc,
+        program.where(box.fault_pc),
+    )
