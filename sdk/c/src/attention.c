@@ -19,14 +19,17 @@ struct attention {
 };
 
 #if COLIBRI_WITH_ATTENTION_EXTRAS
-/* Norms of queries and keys, then the clamp: before rotation. */
-static void condition(const struct attention *a, float *x, uint32_t heads, const float *weight)
+static void norm_heads(const struct attention *a, float *x, uint32_t heads, const float *weight)
 {
     const colibri_config *c = &a->engine->image->config;
     uint32_t n = heads * c->head_size, step = a->whole_norm ? n : c->head_size;
     for (uint32_t i = 0; weight != NULL && i < n; i += step)
         a->engine->kernels->rms_norm(x + i, weight, step, c->norm_epsilon, x + i);
-    for (uint32_t i = 0; c->clip > 0.0f && i < n; i++) {
+}
+
+static void clamp(const colibri_config *c, float *x, uint32_t heads)
+{
+    for (uint32_t i = 0; c->clip > 0.0f && i < heads * c->head_size; i++) {
         x[i] = x[i] > c->clip ? c->clip : x[i];
         x[i] = x[i] < -c->clip ? -c->clip : x[i];
     }
@@ -55,14 +58,22 @@ static void warm(const colibri_config *c, float *x, uint32_t n, uint32_t positio
 static void extras_before(const struct attention *a, float *query, float *key, float *value)
 {
     const colibri_config *c = &a->engine->image->config;
-    condition(a, query, c->heads, a->query_norm);
-    condition(a, key, c->kv_heads, a->key_norm);
-    condition(a, value, c->kv_heads, NULL);
+    if (!(a->kind.flags & COLIBRI_LAYER_NORM_LAST)) {
+        norm_heads(a, query, c->heads, a->query_norm);
+        norm_heads(a, key, c->kv_heads, a->key_norm);
+    }
+    clamp(c, query, c->heads);
+    clamp(c, key, c->kv_heads);
+    clamp(c, value, c->kv_heads);
 }
 
 static void extras_after(const struct attention *a, float *query, float *key, uint32_t position)
 {
     const colibri_config *c = &a->engine->image->config;
+    if (a->kind.flags & COLIBRI_LAYER_NORM_LAST) {
+        norm_heads(a, query, c->heads, a->query_norm);
+        norm_heads(a, key, c->kv_heads, a->key_norm);
+    }
     for (uint32_t h = 0; a->kind.flags & COLIBRI_LAYER_UNIT_KEYS && h < c->heads; h++)
         unit_length(c, query + h * c->head_size);
     for (uint32_t h = 0; a->kind.flags & COLIBRI_LAYER_UNIT_KEYS && h < c->kv_heads; h++)

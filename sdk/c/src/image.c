@@ -137,7 +137,7 @@ static colibri_status check_layers(colibri_image *image, colibri_error *error)
         colibri_layer l;
         colibri_image_layer(image, i, &l);
         if (l.mixer - 1u >= COLIBRI_MIXER_LATENT || l.ffn - 1u >= COLIBRI_FFN_MOE || l.rope > 2 ||
-            l.flags > (COLIBRI_LAYER_UNIT_KEYS | COLIBRI_LAYER_TEMPERATURE) ||
+            l.flags > 7 ||
             (l.window != 0 && l.chunk != 0) || !all_zero(image->meta + at + 12, 4))
             return broken(error, at);
         if (!layer_built(&l))

@@ -84,8 +84,8 @@ def _index(node: ast.expr, names: Mapping[str, Value]) -> Value:
     match node:
         case ast.Tuple(items):
             return tuple(_index(item, names) for item in items)
-        case ast.Slice(*parts):
-            return slice(*(part and _evaluate(part, names) for part in parts))
+        case ast.Slice(start, stop, step):
+            return slice(*(part and _evaluate(part, names) for part in (start, stop, step)))
     return _evaluate(node, names)
 
 

@@ -3,6 +3,8 @@
 
 A descriptor is a TOML file in ``colibri/families``; a model of known parts needs only that:
 
+    base        another descriptor (without .toml) that this one is laid over; false takes an
+                entry of it away. Files that start with _ are only bases
     [keys]      config.json keys that are read: type, default, limits, and where to look (`at`,
                 dotted paths; all places that have a value must agree)
     [[require]] conditions on several keys, with the value that would do
@@ -206,11 +208,31 @@ class Model:
 def families() -> dict[str, Family]:
     """Architecture class -> descriptor."""
     found: dict[str, Family] = {}
-    for entry in sorted(files("colibri").joinpath("families").iterdir(), key=lambda e: e.name):
-        if entry.name.endswith(".toml"):
-            family = Family.model_validate(tomllib.loads(entry.read_text(encoding="utf-8")))
+    folder = files("colibri").joinpath("families")
+    for name in sorted(entry.name for entry in folder.iterdir()):
+        if name.endswith(".toml") and not name.startswith("_"):
+            family = Family.model_validate(_read_descriptor(name))
             found |= dict.fromkeys(family.architectures, family)
     return found
+
+
+def _read_descriptor(name: str) -> dict[str, Any]:
+    """A descriptor file, laid over the one that it names as its base."""
+    text = files("colibri").joinpath("families", name).read_text(encoding="utf-8")
+    own = tomllib.loads(text)
+    base = own.pop("base", None)
+    return _laid_over(_read_descriptor(f"{base}.toml"), own) if base else own
+
+
+def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
+    """Tables are merged, false takes an entry away, anything else replaces."""
+    merged = dict(base)
+    for key, value in own.items():
+        if isinstance(value, dict) and isinstance(base.get(key), dict) and "type" not in value:
+            merged[key] = _laid_over(base[key], value)
+        else:
+            merged[key] = value
+    return {key: value for key, value in merged.items() if value is not False}
 
 
 def describe(config: dict[str, Any], file: Path) -> Model:

@@ -161,7 +161,8 @@ typedef struct colibri_tensor {
 /* One layer, decoded from the table. */
 enum {
     COLIBRI_LAYER_UNIT_KEYS = 1,   /* queries and keys are divided by their root mean square after rotation */
-    COLIBRI_LAYER_TEMPERATURE = 2  /* queries are scaled by position, see config.temperature_* */
+    COLIBRI_LAYER_TEMPERATURE = 2, /* queries are scaled by position, see config.temperature_* */
+    COLIBRI_LAYER_NORM_LAST = 4    /* norms of queries and keys come after the rotation, not before */
 };
 typedef struct colibri_layer {
     uint8_t mixer;
