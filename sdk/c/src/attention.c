@@ -1,6 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Grouped-query attention (docs/numerics.md section 6). All tokens of a step enter the cache before
  * any of them attends, so a step may hold several tokens of one sequence. */
+#include <string.h>
+
+#include "../kernels/ref/sums.h"
 #include "engine_state.h"
 #include "float_math.h"
 #include "kv.h"
@@ -22,28 +25,31 @@ struct attention {
 static void norm_heads(const struct attention *a, float *x, uint32_t heads, const float *weight)
 {
     const colibri_config *c = &a->engine->image->config;
-    uint32_t n = heads * c->head_size, step = a->whole_norm ? n : c->head_size;
+    uint32_t n = heads * a->kind.head_size, step = a->whole_norm ? n : a->kind.head_size;
     for (uint32_t i = 0; weight != NULL && i < n; i += step)
         a->engine->kernels->rms_norm(x + i, weight, step, c->norm_epsilon, x + i);
 }
 
-static void clamp(const colibri_config *c, float *x, uint32_t heads)
+static void clamp(const colibri_config *c, float *x, uint32_t n)
 {
-    for (uint32_t i = 0; c->clip > 0.0f && i < heads * c->head_size; i++) {
+    for (uint32_t i = 0; c->clip > 0.0f && i < n; i++) {
         x[i] = x[i] > c->clip ? c->clip : x[i];
         x[i] = x[i] < -c->clip ? -c->clip : x[i];
     }
 }
 
-/* Division by the root mean square, without a weight. */
-static void unit_length(const colibri_config *c, float *x)
+/* Each head divided by its root mean square, without a weight. */
+static void unit_heads(const struct attention *a, float *x, uint32_t heads)
 {
-    float sum = 0.0f;
-    for (uint32_t i = 0; i < c->head_size; i++)
-        sum = sum + x[i] * x[i];
-    float r = colibri_rsqrt(sum / (float)c->head_size + c->norm_epsilon);
-    for (uint32_t i = 0; i < c->head_size; i++)
-        x[i] = x[i] * r;
+    uint32_t n = a->kind.head_size;
+    for (; heads != 0; heads--, x += n) {
+        colibri_sums s = {{0}};
+        for (uint32_t i = 0; i < n; i++)
+            s.part[i % 16] = s.part[i % 16] + x[i] * x[i];
+        float r = colibri_rsqrt(colibri_sums_tree(&s) / (float)n + a->engine->image->config.norm_epsilon);
+        for (uint32_t i = 0; i < n; i++)
+            x[i] = x[i] * r;
+    }
 }
 
 /* Queries grow with the logarithm of the position (llama4, layers without rotation). */
@@ -60,11 +66,13 @@ static void extras_before(const struct attention *a, float *query, float *key, f
     const colibri_config *c = &a->engine->image->config;
     if (!(a->kind.flags & COLIBRI_LAYER_NORM_LAST)) {
         norm_heads(a, query, c->heads, a->query_norm);
-        norm_heads(a, key, c->kv_heads, a->key_norm);
+        norm_heads(a, key, a->kind.kv_heads, a->key_norm);
     }
-    clamp(c, query, c->heads);
-    clamp(c, key, c->kv_heads);
-    clamp(c, value, c->kv_heads);
+    if (a->kind.flags & COLIBRI_LAYER_UNIT_VALUES)
+        unit_heads(a, value, a->kind.kv_heads);
+    clamp(c, query, c->heads * a->kind.head_size);
+    clamp(c, key, a->kind.kv_heads * a->kind.head_size);
+    clamp(c, value, a->kind.kv_heads * a->kind.head_size);
 }
 
 static void extras_after(const struct attention *a, float *query, float *key, uint32_t position)
@@ -72,14 +80,14 @@ static void extras_after(const struct attention *a, float *query, float *key, ui
     const colibri_config *c = &a->engine->image->config;
     if (a->kind.flags & COLIBRI_LAYER_NORM_LAST) {
         norm_heads(a, query, c->heads, a->query_norm);
-        norm_heads(a, key, c->kv_heads, a->key_norm);
+        norm_heads(a, key, a->kind.kv_heads, a->key_norm);
     }
-    for (uint32_t h = 0; a->kind.flags & COLIBRI_LAYER_UNIT_KEYS && h < c->heads; h++)
-        unit_length(c, query + h * c->head_size);
-    for (uint32_t h = 0; a->kind.flags & COLIBRI_LAYER_UNIT_KEYS && h < c->kv_heads; h++)
-        unit_length(c, key + h * c->head_size);
+    if (a->kind.flags & COLIBRI_LAYER_UNIT_KEYS) {
+        unit_heads(a, query, c->heads);
+        unit_heads(a, key, a->kind.kv_heads);
+    }
     if (a->kind.flags & COLIBRI_LAYER_TEMPERATURE)
-        warm(c, query, c->heads * c->head_size, position);
+        warm(c, query, c->heads * a->kind.head_size, position);
 }
 #endif
 
@@ -89,24 +97,27 @@ static void remember_token(void *arg, uint32_t token, uint32_t worker)
     const struct attention *a = arg;
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
-    uint32_t keys = c->kv_heads * c->head_size, sequence = colibri_sequences(e)[token];
-    float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)token * c->heads * c->head_size;
+    uint32_t n = a->kind.head_size, heads = a->kind.kv_heads, keys = heads * n;
+    uint32_t sequence = colibri_sequences(e)[token];
+    float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)token * c->heads * n;
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE) + (size_t)token * keys * 2;
-    size_t at = (size_t)colibri_positions(e)[token] * colibri_kv_stride(e->limits.kv, c->head_size);
+    size_t at = (size_t)colibri_positions(e)[token] * colibri_kv_stride(e->limits.kv, n);
     (void)worker;
+    if (a->kind.flags & COLIBRI_LAYER_KEY_IS_VALUE)
+        memcpy(key + keys, key, keys * sizeof *key);
 #if COLIBRI_WITH_ATTENTION_EXTRAS
     extras_before(a, query, key, key + keys);
 #endif
     for (uint32_t h = 0; a->kind.rope != 0 && h < c->heads; h++)
-        colibri_rotate(c, colibri_rope_row(e, a->kind.rope, token), query + h * c->head_size);
-    for (uint32_t h = 0; a->kind.rope != 0 && h < c->kv_heads; h++)
-        colibri_rotate(c, colibri_rope_row(e, a->kind.rope, token), key + h * c->head_size);
+        colibri_rotate(c, a->kind.rope, colibri_rope_row(e, a->kind.rope, token), query + h * n);
+    for (uint32_t h = 0; a->kind.rope != 0 && h < heads; h++)
+        colibri_rotate(c, a->kind.rope, colibri_rope_row(e, a->kind.rope, token), key + h * n);
 #if COLIBRI_WITH_ATTENTION_EXTRAS
     extras_after(a, query, key, colibri_positions(e)[token]);
 #endif
-    for (uint32_t h = 0; h < c->kv_heads; h++, key += c->head_size) {
-        colibri_kv_store(e, key, c->head_size, colibri_kv_plane(e, a->layer, sequence, 2 * h) + at);
-        colibri_kv_store(e, key + keys, c->head_size, colibri_kv_plane(e, a->layer, sequence, 2 * h + 1) + at);
+    for (uint32_t h = 0; h < heads; h++, key += n) {
+        colibri_kv_store(e, key, n, colibri_kv_plane(e, a->layer, sequence, 2 * h) + at);
+        colibri_kv_store(e, key + keys, n, colibri_kv_plane(e, a->layer, sequence, 2 * h + 1) + at);
     }
 }
 
@@ -116,18 +127,18 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
     uint32_t token = item / c->heads, head = item % c->heads;
-    uint32_t kv_head = head / (c->heads / c->kv_heads), sequence = colibri_sequences(e)[token];
+    uint32_t n = a->kind.head_size, kv_head = head / (c->heads / a->kind.kv_heads), sequence = colibri_sequences(e)[token];
     uint32_t position = colibri_positions(e)[token], first = colibri_kv_first(&a->kind, position);
-    uint32_t stride = colibri_kv_stride(e->limits.kv, c->head_size);
-    float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)item * c->head_size;
+    uint32_t stride = colibri_kv_stride(e->limits.kv, n);
+    float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)item * n;
     colibri_attend attend = {
         .query = query,
         .keys = colibri_kv_plane(e, a->layer, sequence, 2 * kv_head) + (size_t)first * stride,
         .values = colibri_kv_plane(e, a->layer, sequence, 2 * kv_head + 1) + (size_t)first * stride,
         .stride = stride,
         .kv = e->limits.kv,
-        .head_size = c->head_size,
-        .value_size = c->head_size,
+        .head_size = n,
+        .value_size = n,
         .positions = position + 1 - first,
         .scale = c->attention_scale,
         .sink = a->sinks != NULL ? &a->sinks[head] : NULL,
@@ -186,18 +197,18 @@ static void find_extras(const struct engine *e, struct attention *a)
     a->key_norm = colibri_vector_of(e, a->layer, COLIBRI_ROLE_KEY_NORM);
     a->sinks = colibri_vector_of(e, a->layer, COLIBRI_ROLE_SINKS);
     a->whole_norm = colibri_image_find(e->image, a->layer, COLIBRI_ROLE_QUERY_NORM, &t) == COLIBRI_OK &&
-                    t.columns != e->image->config.head_size;
+                    t.columns != a->kind.head_size;
 }
 #endif
 
 void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed)
 {
     const colibri_config *c = &e->image->config;
-    uint32_t queries = c->heads * c->head_size, keys = c->kv_heads * c->head_size;
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE);
     struct activations work = *normed;
     struct attention a = {.engine = e, .layer = layer};
     colibri_image_layer(e->image, layer, &a.kind);
+    uint32_t queries = c->heads * a.kind.head_size, keys = a.kind.kv_heads * a.kind.head_size;
 #if COLIBRI_WITH_ATTENTION_EXTRAS
     find_extras(e, &a);
 #endif
@@ -206,10 +217,11 @@ void colibri_attention(const struct engine *e, uint32_t layer, struct activation
     work.group = 0;
     colibri_linear(e, layer, COLIBRI_ROLE_QUERY, COLIBRI_ROLE_QUERY_BIAS, normed, work.values, queries);
     colibri_linear(e, layer, COLIBRI_ROLE_KEY, COLIBRI_ROLE_KEY_BIAS, normed, key, keys * 2);
-    colibri_linear(e, layer, COLIBRI_ROLE_VALUE, COLIBRI_ROLE_VALUE_BIAS, normed, key + keys, keys * 2);
+    if (!(a.kind.flags & COLIBRI_LAYER_KEY_IS_VALUE))
+        colibri_linear(e, layer, COLIBRI_ROLE_VALUE, COLIBRI_ROLE_VALUE_BIAS, normed, key + keys, keys * 2);
     colibri_run(e, e->tokens, remember_token, &a);
     colibri_run(e, e->tokens * c->heads, attend_head, &a);
-    colibri_trace_attention(e, layer, c->kv_heads * 2, c->head_size);
+    colibri_trace_attention(e, layer, a.kind.kv_heads * 2, a.kind.head_size);
 #if COLIBRI_WITH_ATTENTION_EXTRAS
     gate_output(e, layer, normed, work.values);
 #endif

@@ -23,6 +23,8 @@ enum {
     COLIBRI_BUFFER_FFN_CODES,     /* the same as int8 */
     COLIBRI_BUFFER_FFN_SCALES,
     COLIBRI_BUFFER_EXPERT_OUT,    /* one row for each choice of each token */
+    COLIBRI_BUFFER_BESIDE,        /* experts' output while a dense FFN runs beside them */
+    COLIBRI_BUFFER_RECURRENT,     /* states of layers without a cache */
     COLIBRI_BUFFER_KV,            /* keys and values of every position */
     COLIBRI_BUFFER_WEIGHTS,       /* the image, when it is loaded and not mapped */
     COLIBRI_BUFFER_COUNT

@@ -25,7 +25,7 @@ static bool is_moe(const struct engine *e, uint32_t layer)
 {
     colibri_layer l;
     colibri_image_layer(e->image, layer, &l);
-    return l.ffn == COLIBRI_FFN_MOE;
+    return (l.ffn & COLIBRI_FFN_MOE) != 0;
 }
 
 static void lay_out(struct dispatch *d)
@@ -43,21 +43,38 @@ static void lay_out(struct dispatch *d)
             d->first += experts - e->image->config.identities;
 }
 
+/* What the router reads: the experts' input, or the residual stream under a norm of its own. */
+static void score(const struct dispatch *d, struct activations *in, float *scores)
+{
+    const struct engine *e = d->engine;
+    struct activations own = *in;
+    if (colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_NORM) != NULL) {
+        own.values = colibri_floats(e, COLIBRI_BUFFER_WORK);
+        colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), d->layer, COLIBRI_ROLE_ROUTER_NORM, 0, &own);
+    }
+    colibri_linear(e, d->layer, COLIBRI_ROLE_ROUTER, COLIBRI_ROLE_ROUTER_BIAS, &own, scores,
+                   e->image->config.experts);
+}
+
 static colibri_status route(struct dispatch *d, struct activations *in)
 {
     const struct engine *e = d->engine;
     const colibri_config *c = &e->image->config;
     float *scores = colibri_floats(e, COLIBRI_BUFFER_ROUTER);
+    const float *factor = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_WEIGHT);
     const float *selection = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_SELECTION);
-    colibri_linear(e, d->layer, COLIBRI_ROLE_ROUTER, COLIBRI_ROLE_ROUTER_BIAS, in, scores, c->experts);
+    score(d, in, scores);
     for (uint32_t t = 0; t < e->tokens; t++) {
         uint32_t at = t * c->top_k;
         if (colibri_route_topk(c, selection, scores + (size_t)t * c->experts, d->ids + at,
                                d->weights + at) != COLIBRI_OK)
             return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, d->layer, 0, 0);
-        for (uint32_t k = 0; k < c->top_k; k++)
+        for (uint32_t k = 0; k < c->top_k; k++) {
+            if (factor != NULL)
+                d->weights[at + k] = d->weights[at + k] * factor[d->ids[at + k]];
             colibri_trace(e, COLIBRI_EVENT_ROUTE, d->layer, d->ids[at + k], k << 16 | t,
                           colibri_float_bits(d->weights[at + k]), 0);
+        }
     }
     return COLIBRI_OK;
 }

@@ -97,6 +97,8 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
     return COLIBRI_OK;
 }
 
+#define BROKEN UINT32_MAX /* length of a sequence whose states a failed call has left halfway */
+
 /* length[s], then saved[s] for taking a failed call back */
 static uint32_t *lengths(const struct engine *e)
 {
@@ -120,31 +122,91 @@ static void embed_token(void *arg, uint32_t token, uint32_t worker)
         row[i] = row[i] * s->engine->image->config.embedding_scale;
 }
 
-/* hidden += mixer(norm(hidden)); hidden += ffn(norm(hidden)) */
-static colibri_status layer(const struct engine *e, uint32_t l, struct activations *normed)
+static void mix(const struct engine *e, uint32_t l, const colibri_layer *kind, struct activations *normed)
 {
-    const float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
-    colibri_status status = COLIBRI_OK;
-    colibri_layer kind;
-    colibri_image_layer(e->image, l, &kind);
-    colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
-    colibri_norm(e, hidden, l, COLIBRI_ROLE_ATTENTION_NORM, COLIBRI_ROLE_ATTENTION_NORM_BIAS, normed);
+    colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_ATTENTION_NORM,
+                 COLIBRI_ROLE_ATTENTION_NORM_BIAS, normed);
 #if COLIBRI_WITH_LATENT
-    if (kind.mixer == COLIBRI_MIXER_LATENT)
+    if (kind->mixer == COLIBRI_MIXER_LATENT)
         colibri_latent_attention(e, l, normed);
-    else
 #endif
+#if COLIBRI_WITH_CONV
+    if (kind->mixer == COLIBRI_MIXER_CONV)
+        colibri_conv(e, l, normed);
+#endif
+    if (kind->mixer == COLIBRI_MIXER_ATTENTION)
         colibri_attention(e, l, normed);
     colibri_add_block(e, l, COLIBRI_ROLE_ATTENTION_POST_NORM, normed);
-    colibri_norm(e, hidden, l, COLIBRI_ROLE_FFN_NORM, COLIBRI_ROLE_FFN_NORM_BIAS, normed);
-    if (kind.ffn == COLIBRI_FFN_MOE)
-        status = colibri_experts(e, l, normed);
-#if COLIBRI_WITH_DENSE
+}
+
+#if COLIBRI_WITH_BESIDE
+/* Experts beside a dense FFN: their output waits in a buffer of its own. */
+static colibri_status experts_beside(const struct engine *e, uint32_t l, struct activations *normed)
+{
+    struct activations beside = *normed;
+    beside.values = colibri_floats(e, COLIBRI_BUFFER_BESIDE);
+    if (colibri_vector_of(e, l, COLIBRI_ROLE_EXPERTS_NORM) != NULL)
+        colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_EXPERTS_NORM, 0, &beside);
     else
+        memcpy(beside.values, normed->values, (size_t)normed->rows * normed->columns * sizeof *normed->values);
+    colibri_status status = colibri_experts(e, l, &beside);
+    if (status == COLIBRI_OK && colibri_vector_of(e, l, COLIBRI_ROLE_EXPERTS_POST_NORM) != NULL)
+        colibri_norm(e, beside.values, l, COLIBRI_ROLE_EXPERTS_POST_NORM, 0, &beside);
+    normed->group = 0; /* its codes have been written over */
+    return status;
+}
+
+static void add_beside(const struct engine *e, float *x)
+{
+    const float *y = colibri_floats(e, COLIBRI_BUFFER_BESIDE);
+    for (size_t i = 0; i < (size_t)e->tokens * e->image->config.hidden; i++)
+        x[i] = x[i] + y[i];
+}
+#endif
+
+static colibri_status feed(const struct engine *e, uint32_t l, const colibri_layer *kind,
+                           struct activations *normed)
+{
+    colibri_status status = COLIBRI_OK;
+    colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_FFN_NORM,
+                 COLIBRI_ROLE_FFN_NORM_BIAS, normed);
+    if (kind->ffn == COLIBRI_FFN_MOE)
+        status = colibri_experts(e, l, normed);
+#if COLIBRI_WITH_BESIDE
+    if (kind->ffn == COLIBRI_FFN_BOTH)
+        status = experts_beside(e, l, normed);
+#endif
+#if COLIBRI_WITH_DENSE
+    if (kind->ffn & COLIBRI_FFN_DENSE)
         colibri_dense_ffn(e, l, normed, COLIBRI_ROLE_DENSE_GATE, e->image->config.dense_size,
                           normed->values);
 #endif
+#if COLIBRI_WITH_BESIDE
+    if (colibri_vector_of(e, l, COLIBRI_ROLE_DENSE_POST_NORM) != NULL)
+        colibri_norm(e, normed->values, l, COLIBRI_ROLE_DENSE_POST_NORM, 0, normed);
+    if (kind->ffn == COLIBRI_FFN_BOTH && !(kind->flags & COLIBRI_LAYER_HOLD))
+        add_beside(e, normed->values);
+#endif
     colibri_add_block(e, l, COLIBRI_ROLE_FFN_POST_NORM, normed);
+    return status;
+}
+
+/* hidden += mixer(norm(hidden)); hidden += ffn(norm(hidden)) */
+static colibri_status layer(const struct engine *e, uint32_t l, struct activations *normed)
+{
+    float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
+    colibri_layer kind;
+    colibri_image_layer(e->image, l, &kind);
+    colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
+    mix(e, l, &kind, normed);
+    colibri_status status = feed(e, l, &kind, normed);
+#if COLIBRI_WITH_BESIDE
+    if (kind.flags & COLIBRI_LAYER_RELEASE)
+        add_beside(e, hidden);
+#endif
+    const float *scale = colibri_vector_of(e, l, COLIBRI_ROLE_LAYER_SCALE);
+    for (size_t i = 0; scale != NULL && i < (size_t)e->tokens * e->image->config.hidden; i++)
+        hidden[i] = hidden[i] * *scale;
     return status;
 }
 
@@ -166,6 +228,8 @@ static colibri_status project(const struct engine *e, uint32_t wanted, struct ac
     for (uint32_t i = 0; i < wanted; i++) {
         for (uint32_t v = 0; v < c->vocabulary; v++, logits++) {
             *logits = *logits * c->logits_scale;
+            if (c->logits_cap > 0.0f)
+                *logits = colibri_tanh(*logits / c->logits_cap) * c->logits_cap;
             if (!colibri_finite_bits(colibri_float_bits(*logits)))
                 return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, i, v, 0);
         }
@@ -215,11 +279,13 @@ static colibri_status check_batch(const struct engine *e, const colibri_batch *b
             return colibri_fail(e->error, COLIBRI_ERR_TOKEN, i, b->tokens[i], e->image->config.vocabulary);
         if (s >= e->limits.sequences)
             return colibri_fail(e->error, COLIBRI_ERR_SEQUENCE, i, s, e->limits.sequences);
+        if (length[s] == BROKEN)
+            return colibri_fail(e->error, COLIBRI_ERR_BROKEN, s, 0, 0);
         length[s]++;
         rows += wants(b, i);
     }
     for (uint32_t s = 0; s < e->limits.sequences; s++)
-        if (length[s] > e->limits.context)
+        if (length[s] != BROKEN && length[s] > e->limits.context)
             return colibri_fail(e->error, COLIBRI_ERR_CONTEXT, s, e->limits.context, length[s]);
     if (!colibri_mul(rows, e->image->config.vocabulary, &need) || need > b->logits_floats ||
         (need != 0 && b->logits == NULL))
@@ -242,6 +308,14 @@ static uint32_t place_step(struct engine *e, const colibri_batch *b, uint32_t be
     return wanted;
 }
 
+/* After a failed call. A cache forgets by its length; a recurrent state cannot go back. */
+static void take_back(const struct engine *e, uint32_t *length, const uint32_t *saved)
+{
+    bool recurrent = e->stepped && e->image->conv_layers != 0;
+    for (uint32_t s = 0; s < e->limits.sequences; s++)
+        length[s] = recurrent && length[s] != saved[s] ? BROKEN : saved[s];
+}
+
 colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch, colibri_error *error)
 {
     struct engine *e = colibri_engine_of(handle);
@@ -253,16 +327,18 @@ colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch,
     size_t state = (size_t)e->limits.sequences * sizeof *length;
     float *logits = batch->logits;
     e->error = error;
+    e->stepped = false;
     memcpy(saved, length, state);
     colibri_status status = check_batch(e, batch);
     memcpy(length, saved, state);
     for (uint32_t begin = 0; status == COLIBRI_OK && begin < batch->count; begin += e->tokens) {
         uint32_t wanted = place_step(e, batch, begin);
+        e->stepped = true;
         status = step(e, batch->tokens + begin, wanted, logits);
         logits = wanted != 0 ? logits + (size_t)wanted * e->image->config.vocabulary : logits;
     }
     if (status != COLIBRI_OK)
-        memcpy(length, saved, state);
+        take_back(e, length, saved);
     e->error = NULL;
     return status;
 }
@@ -281,7 +357,9 @@ colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
 uint32_t colibri_length(const colibri_engine *handle, uint32_t sequence)
 {
     const struct engine *e = (const struct engine *)(const void *)handle;
-    return e != NULL && e->image != NULL && sequence < e->limits.sequences ? lengths(e)[sequence] : 0;
+    return e != NULL && e->image != NULL && sequence < e->limits.sequences &&
+                   lengths(e)[sequence] != BROKEN
+               ? lengths(e)[sequence] : 0;
 }
 
 uint64_t colibri_high_water(const colibri_engine *handle, uint32_t region)

@@ -19,6 +19,7 @@ struct engine {
     uint64_t used[COLIBRI_MAX_REGIONS];
     uint32_t region_count;
     uint32_t tokens;        /* of the current step */
+    bool stepped;           /* the current call has changed states that only reset can mend */
     colibri_error *error;   /* of the current call */
 };
 
@@ -73,9 +74,10 @@ void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const str
 /* hidden += residual_scale * norm(y); the norm only when the layer has one with that role. */
 void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, struct activations *y);
 
-/* attention.c, latent.c: normed.values become the block's output. */
+/* attention.c, latent.c, conv.c: normed.values become the block's output. */
 void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_latent_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+void colibri_conv(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_trace_attention(const struct engine *e, uint32_t layer, uint32_t planes, uint32_t elements);
 
 /* ffn.c: out = down(act(gate(in)) * up(in)); the roles of gate, up and down follow each other. */

@@ -123,30 +123,47 @@ static uint32_t table(const colibri_image *image, uint32_t kind, uint32_t entry,
 
 static bool layer_built(const colibri_layer *l)
 {
-    if (!COLIBRI_WITH_DENSE && l->ffn == COLIBRI_FFN_DENSE)
+    if (!COLIBRI_WITH_DENSE && l->ffn != COLIBRI_FFN_MOE)
+        return false;
+    if (!COLIBRI_WITH_BESIDE && l->ffn == COLIBRI_FFN_BOTH)
         return false;
     if (!COLIBRI_WITH_ATTENTION_EXTRAS && l->flags != 0)
+        return false;
+    if (!COLIBRI_WITH_CONV && l->mixer == COLIBRI_MIXER_CONV)
         return false;
     return COLIBRI_WITH_LATENT || l->mixer != COLIBRI_MIXER_LATENT;
 }
 
+/* Sizes of the layer's own, and a hold that the next layer releases. */
+static bool layer_ok(const colibri_layer *l, bool held, const colibri_config *c)
+{
+    return l->mixer - 1u < COLIBRI_MIXER_CONV && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
+           l->flags <= 127 && (l->window == 0 || l->chunk == 0) && l->kv_heads <= c->heads &&
+           c->heads % l->kv_heads == 0 && l->head_size >= 2 && l->head_size <= 1024 &&
+           l->head_size % 2 == 0 && held == ((l->flags & COLIBRI_LAYER_RELEASE) != 0) &&
+           (l->ffn == COLIBRI_FFN_BOTH || !(l->flags & COLIBRI_LAYER_HOLD)) &&
+           (l->mixer != COLIBRI_MIXER_LATENT || l->rope == 1);
+}
+
 static colibri_status check_layers(colibri_image *image, colibri_error *error)
 {
+    bool held = false;
     for (uint32_t i = 0; i < image->config.layers; i++) {
         uint32_t at = image->layers + i * COLIBRI_LAYER_ENTRY;
         colibri_layer l;
         colibri_image_layer(image, i, &l);
-        if (l.mixer - 1u >= COLIBRI_MIXER_LATENT || l.ffn - 1u >= COLIBRI_FFN_MOE || l.rope > 2 ||
-            l.flags > 7 ||
-            (l.window != 0 && l.chunk != 0) || !all_zero(image->meta + at + 12, 4))
+        if (!layer_ok(&l, held, &image->config))
             return broken(error, at);
         if (!layer_built(&l))
             return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, at, 0, 0);
-        image->moe_layers += l.ffn == COLIBRI_FFN_MOE;
+        held = (l.flags & COLIBRI_LAYER_HOLD) != 0;
+        image->moe_layers += (l.ffn & COLIBRI_FFN_MOE) != 0;
+        image->dense_layers += (l.ffn & COLIBRI_FFN_DENSE) != 0;
         image->latent_layers += l.mixer == COLIBRI_MIXER_LATENT;
-        image->rope_sets |= l.rope;
+        image->conv_layers += l.mixer == COLIBRI_MIXER_CONV;
+        image->rope_sets |= l.mixer == COLIBRI_MIXER_CONV ? 0u : l.rope;
     }
-    return COLIBRI_OK;
+    return held ? broken(error, image->layers) : COLIBRI_OK;
 }
 
 static colibri_status check_tables(colibri_image *image, colibri_error *error)
@@ -159,6 +176,8 @@ static colibri_status check_tables(colibri_image *image, colibri_error *error)
     for (uint32_t i = 0; i < sizeof words / 4; i++)
         words[i] = colibri_load_u32(image->meta + config + i * 4);
     memcpy(&image->config, words, sizeof words);
+    if (image->config.kv_heads == 0 || image->config.heads == 0)
+        return colibri_fail(error, COLIBRI_ERR_CONFIG, 4, 0, 1);
     image->layers = table(image, COLIBRI_SECTION_LAYERS, COLIBRI_LAYER_ENTRY, 0, &layers);
     if (image->layers == 0 || layers != image->config.layers)
         return broken(error, COLIBRI_SECTION_LAYERS);

@@ -36,6 +36,10 @@ static uint32_t bad_size_word(const colibri_config *c)
         return WORD(rope_size);
     if (c->tied > 1)
         return WORD(tied);
+    if (c->conv_size > 64)
+        return WORD(conv_size);
+    if (c->rope_size_2 > 1024 || c->rope_size_2 % 2 != 0)
+        return WORD(rope_size_2);
     return UINT32_MAX;
 }
 
@@ -66,11 +70,11 @@ static uint32_t bad_kind_word(const colibri_config *c)
     return UINT32_MAX;
 }
 
-/* Words 19 .. 21 and router_scale .. temperature_scale are floats. */
+/* Words 19 .. 21 and router_scale .. logits_cap are floats. */
 static uint32_t bad_float_word(const colibri_config *c)
 {
     const uint32_t *words = (const uint32_t *)(const void *)c;
-    for (uint32_t i = WORD(norm_epsilon); i <= WORD(temperature_scale); i++)
+    for (uint32_t i = WORD(norm_epsilon); i <= WORD(logits_cap); i++)
         if ((i <= WORD(rope_scale) || i >= WORD(router_scale)) && !colibri_finite_bits(words[i]))
             return i;
     if (!(c->norm_epsilon > 0.0f))
@@ -79,6 +83,10 @@ static uint32_t bad_float_word(const colibri_config *c)
         return WORD(router_epsilon);
     if (!(c->clip >= 0.0f))
         return WORD(clip);
+    if (!(c->latent_epsilon >= 0.0f))
+        return WORD(latent_epsilon);
+    if (!(c->logits_cap >= 0.0f))
+        return WORD(logits_cap);
     return c->temperature_floor >= 0.0f ? UINT32_MAX : WORD(temperature_floor);
 }
 
@@ -104,7 +112,7 @@ static bool groups_ok(const colibri_config *c)
            (ranks == COLIBRI_ROUTER_GROUP_BEST || ranks == COLIBRI_ROUTER_GROUP_TWO);
 }
 
-static uint32_t bad_expert_word(const colibri_config *c, uint32_t moe_layers)
+static uint32_t bad_expert_word(const colibri_config *c, uint32_t moe_layers, uint32_t dense_layers)
 {
     bool none = moe_layers == 0;
     if (none ? c->router != 0 : !router_built(c->router))
@@ -122,17 +130,37 @@ static uint32_t bad_expert_word(const colibri_config *c, uint32_t moe_layers)
         return WORD(shared_size);
     if (c->shared_flags > (c->shared_size == 0 ? 0u : COLIBRI_SHARED_SIGMOID))
         return WORD(shared_flags);
-    if (!(moe_layers == c->layers ? c->dense_size == 0 : within(c->dense_size, 1, 65536)))
+    if (!(dense_layers == 0 ? c->dense_size == 0 : within(c->dense_size, 1, 65536)))
         return WORD(dense_size);
     if (c->identities >= (none ? 1 : c->experts))
         return WORD(identities);
     return groups_ok(c) ? UINT32_MAX : WORD(router_groups);
 }
 
+/* Every layer's heads stay within bounds, and its rotation within its heads. */
+static uint32_t bad_layer_sizes(const colibri_image *image)
+{
+    const colibri_config *c = &image->config;
+    for (uint32_t i = 0; i < c->layers; i++) {
+        colibri_layer l;
+        colibri_image_layer(image, i, &l);
+        uint32_t rotated = l.rope == 2 && c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size;
+        if (c->heads * l.head_size > 131072)
+            return WORD(head_size);
+        if (l.rope != 0 && l.mixer == COLIBRI_MIXER_ATTENTION && rotated > l.head_size)
+            return WORD(rope_size);
+    }
+    return UINT32_MAX;
+}
+
 colibri_status colibri_check_config(const colibri_image *image, colibri_error *error)
 {
     const colibri_config *c = &image->config;
     uint32_t bad = bad_size_word(c);
+    if (bad == UINT32_MAX && (c->conv_size != 0) != (image->conv_layers != 0))
+        bad = WORD(conv_size);
+    if (bad == UINT32_MAX)
+        bad = bad_layer_sizes(image);
     if (bad == UINT32_MAX)
         bad = bad_latent_word(c, image->latent_layers != 0);
     if (bad == UINT32_MAX)
@@ -140,7 +168,7 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
     if (bad == UINT32_MAX)
         bad = bad_float_word(c);
     if (bad == UINT32_MAX)
-        bad = bad_expert_word(c, image->moe_layers);
+        bad = bad_expert_word(c, image->moe_layers, image->dense_layers);
     for (uint32_t i = 0; bad == UINT32_MAX && i < sizeof c->reserved / 4; i++)
         if (c->reserved[i] != 0)
             bad = WORD(reserved) + i;
@@ -152,12 +180,14 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 /* A dimension is a code for a number of the config. */
 enum dimension {
     ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE, HEADS, ATTENDED,
-    QUERY_INPUT, QUERY_LATENT, LATENT, LATENT_ROPE, HEAD_LATENTS, HEAD_REST, HEAD_VALUES
+    QUERY_INPUT, QUERY_LATENT, LATENT, LATENT_ROPE, HEAD_LATENTS, HEAD_REST, HEAD_VALUES, HIDDEN_3,
+    TAPS, ROTATIONS_2
 };
 enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16 };
 enum when {
-    ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENTION_LAYER, LATENT_LAYER, QUERY_LATENT_LAYER,
-    DENSE_LAYER, MOE_LAYER, SHARED_LAYER, SHARED_GATED
+    ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENDING, ATTENTION_LAYER, VALUE_LAYER,
+    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER,
+    SHARED_GATED
 };
 enum { VECTOR = F32_ONLY | OPTIONAL };
 
@@ -166,14 +196,14 @@ static const struct rule {
 } rules[] = {
     /* ascending within the layer's and within the global part */
     {COLIBRI_ROLE_ATTENTION_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
-    {COLIBRI_ROLE_QUERY, QUERIES, QUERY_INPUT, 0, ALWAYS},
+    {COLIBRI_ROLE_QUERY, QUERIES, QUERY_INPUT, 0, ATTENDING},
     {COLIBRI_ROLE_KEY, KEYS, HIDDEN, 0, ATTENTION_LAYER},
-    {COLIBRI_ROLE_VALUE, KEYS, HIDDEN, 0, ATTENTION_LAYER},
-    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, ATTENDED, 0, ALWAYS},
+    {COLIBRI_ROLE_VALUE, KEYS, HIDDEN, 0, VALUE_LAYER},
+    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, ATTENDED, 0, ATTENDING},
     {COLIBRI_ROLE_QUERY_BIAS, ONE, QUERIES, VECTOR, ATTENTION_LAYER},
     {COLIBRI_ROLE_KEY_BIAS, ONE, KEYS, VECTOR, ATTENTION_LAYER},
-    {COLIBRI_ROLE_VALUE_BIAS, ONE, KEYS, VECTOR, ATTENTION_LAYER},
-    {COLIBRI_ROLE_ATTENTION_OUT_BIAS, ONE, HIDDEN, VECTOR, ALWAYS},
+    {COLIBRI_ROLE_VALUE_BIAS, ONE, KEYS, VECTOR, VALUE_LAYER},
+    {COLIBRI_ROLE_ATTENTION_OUT_BIAS, ONE, HIDDEN, VECTOR, ATTENDING},
     {COLIBRI_ROLE_QUERY_NORM, ONE, QUERIES, VECTOR | OR_HEAD | EXTRA, ATTENTION_LAYER},
     {COLIBRI_ROLE_KEY_NORM, ONE, KEYS, VECTOR | OR_HEAD | EXTRA, ATTENTION_LAYER},
     {COLIBRI_ROLE_SINKS, ONE, HEADS, VECTOR | EXTRA, ATTENTION_LAYER},
@@ -186,12 +216,16 @@ static const struct rule {
     {COLIBRI_ROLE_DENSE_DOWN, HIDDEN, DENSE, 0, DENSE_LAYER},
     {COLIBRI_ROLE_FFN_NORM_BIAS, ONE, HIDDEN, F32_ONLY, LAYER_NORMED},
     {COLIBRI_ROLE_FFN_POST_NORM, ONE, HIDDEN, VECTOR, ALWAYS},
+    {COLIBRI_ROLE_CONV_IN, HIDDEN_3, HIDDEN, 0, CONV_LAYER},
+    {COLIBRI_ROLE_CONV, HIDDEN, TAPS, F32_ONLY, CONV_LAYER},
     {COLIBRI_ROLE_LATENT_QUERY, QUERY_LATENT, HIDDEN, 0, QUERY_LATENT_LAYER},
     {COLIBRI_ROLE_LATENT_QUERY_NORM, ONE, QUERY_LATENT, F32_ONLY, QUERY_LATENT_LAYER},
     {COLIBRI_ROLE_LATENT, LATENT_ROPE, HIDDEN, 0, LATENT_LAYER},
     {COLIBRI_ROLE_LATENT_NORM, ONE, LATENT, F32_ONLY, LATENT_LAYER},
     {COLIBRI_ROLE_LATENT_KEY, HEAD_LATENTS, HEAD_REST, 0, LATENT_LAYER},
     {COLIBRI_ROLE_LATENT_VALUE, HEAD_VALUES, LATENT, 0, LATENT_LAYER},
+    {COLIBRI_ROLE_CONV_OUT, HIDDEN, HIDDEN, 0, CONV_LAYER},
+    {COLIBRI_ROLE_LAYER_SCALE, ONE, ONE, VECTOR, ALWAYS},
     {COLIBRI_ROLE_ROUTER, EXPERTS, HIDDEN, F32_ONLY, MOE_LAYER},
     {COLIBRI_ROLE_ROUTER_BIAS, ONE, EXPERTS, VECTOR, MOE_LAYER},
     {COLIBRI_ROLE_SHARED_GATE, SHARED, HIDDEN, 0, SHARED_LAYER},
@@ -199,6 +233,11 @@ static const struct rule {
     {COLIBRI_ROLE_SHARED_DOWN, HIDDEN, SHARED, 0, SHARED_LAYER},
     {COLIBRI_ROLE_SHARED_ROUTER, ONE, HIDDEN, F32_ONLY, SHARED_GATED},
     {COLIBRI_ROLE_ROUTER_SELECTION, ONE, EXPERTS, VECTOR, MOE_LAYER},
+    {COLIBRI_ROLE_ROUTER_NORM, ONE, HIDDEN, VECTOR, MOE_LAYER},
+    {COLIBRI_ROLE_ROUTER_WEIGHT, ONE, EXPERTS, VECTOR, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERTS_NORM, ONE, HIDDEN, VECTOR, BOTH_LAYER},
+    {COLIBRI_ROLE_EXPERTS_POST_NORM, ONE, HIDDEN, VECTOR, BOTH_LAYER},
+    {COLIBRI_ROLE_DENSE_POST_NORM, ONE, HIDDEN, VECTOR, BOTH_LAYER},
     {COLIBRI_ROLE_EXPERT_GATE, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_UP, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_DOWN, HIDDEN, EXPERT, IN_RECORD, MOE_LAYER},
@@ -210,62 +249,69 @@ static const struct rule {
     {COLIBRI_ROLE_OUTPUT, VOCABULARY, HIDDEN, 0, UNTIED},
     {COLIBRI_ROLE_OUTPUT_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
     {COLIBRI_ROLE_ROPE, ONE, ROTATIONS, F32_ONLY, ROTATED},
-    {COLIBRI_ROLE_ROPE_2, ONE, ROTATIONS, F32_ONLY, ROTATED_2},
+    {COLIBRI_ROLE_ROPE_2, ONE, ROTATIONS_2, F32_ONLY, ROTATED_2},
     {COLIBRI_ROLE_OUTPUT_NORM_BIAS, ONE, HIDDEN, F32_ONLY, LAYER_NORMED},
     {COLIBRI_ROLE_OUTPUT_BIAS, ONE, VOCABULARY, VECTOR, ALWAYS},
 };
 
-static uint32_t dimension(const colibri_config *c, uint32_t d)
+/* l: the tensor's layer; of global tensors, any */
+static uint32_t dimension(const colibri_config *c, const colibri_layer *l, uint32_t d)
 {
     switch (d) {
     case HIDDEN: return c->hidden;
     case VOCABULARY: return c->vocabulary;
-    case QUERIES: return c->heads * c->head_size;
-    case KEYS: return c->kv_heads * c->head_size;
+    case QUERIES: return c->heads * l->head_size;
+    case KEYS: return l->kv_heads * l->head_size;
     case ROTATIONS: return c->rope_size / 2;
+    case ROTATIONS_2: return (c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size) / 2;
     case EXPERTS: return c->experts;
     case EXPERT: return c->expert_size;
     case SHARED: return c->shared_size;
     case DENSE: return c->dense_size;
     case HEADS: return c->heads;
-    case ATTENDED: return c->heads * (c->value_size != 0 ? c->value_size : c->head_size);
-    case QUERY_INPUT: return c->query_latent != 0 ? c->query_latent : c->hidden;
+    case ATTENDED: return c->heads * (l->mixer == COLIBRI_MIXER_LATENT ? c->value_size : l->head_size);
+    case QUERY_INPUT:
+        return l->mixer == COLIBRI_MIXER_LATENT && c->query_latent != 0 ? c->query_latent : c->hidden;
     case QUERY_LATENT: return c->query_latent;
     case LATENT: return c->latent_size;
     case LATENT_ROPE: return c->latent_size + c->rope_size;
     case HEAD_LATENTS: return c->heads * c->latent_size;
-    case HEAD_REST: return c->head_size - c->rope_size;
+    case HEAD_REST: return l->head_size - c->rope_size;
     case HEAD_VALUES: return c->heads * c->value_size;
+    case HIDDEN_3: return c->hidden * 3;
+    case TAPS: return c->conv_size;
     default: return 1;
     }
 }
 
 static bool layer_applies(const colibri_config *c, const colibri_layer *l, uint32_t when)
 {
-    bool moe = l->ffn == COLIBRI_FFN_MOE, latent = l->mixer == COLIBRI_MIXER_LATENT;
+    bool moe = (l->ffn & COLIBRI_FFN_MOE) != 0, latent = l->mixer == COLIBRI_MIXER_LATENT;
     switch (when) {
-    case ATTENTION_LAYER: return !latent;
+    case ATTENDING: return l->mixer != COLIBRI_MIXER_CONV;
+    case ATTENTION_LAYER: return l->mixer == COLIBRI_MIXER_ATTENTION;
+    case VALUE_LAYER:
+        return l->mixer == COLIBRI_MIXER_ATTENTION && !(l->flags & COLIBRI_LAYER_KEY_IS_VALUE);
     case LATENT_LAYER: return latent;
     case QUERY_LATENT_LAYER: return latent && c->query_latent != 0;
-    case DENSE_LAYER: return !moe;
+    case CONV_LAYER: return l->mixer == COLIBRI_MIXER_CONV;
+    case DENSE_LAYER: return (l->ffn & COLIBRI_FFN_DENSE) != 0;
     case MOE_LAYER: return moe;
+    case BOTH_LAYER: return l->ffn == COLIBRI_FFN_BOTH;
     case SHARED_LAYER: return moe && c->shared_size != 0;
     default: return moe && (c->shared_flags & COLIBRI_SHARED_SIGMOID) != 0;
     }
 }
 
-static bool applies(const colibri_image *image, uint32_t layer, uint32_t when)
+static bool applies(const colibri_image *image, const colibri_layer *l, uint32_t when)
 {
-    colibri_layer l;
     switch (when) {
     case ALWAYS: return true;
     case UNTIED: return image->config.tied == 0;
     case ROTATED: return image->config.rope_size != 0 && (image->rope_sets & 1u) != 0;
     case ROTATED_2: return image->config.rope_size != 0 && (image->rope_sets & 2u) != 0;
     case LAYER_NORMED: return image->config.norm == COLIBRI_NORM_LAYER;
-    default:
-        colibri_image_layer(image, layer, &l);
-        return layer_applies(&image->config, &l, when);
+    default: return layer_applies(&image->config, l, when);
     }
 }
 
@@ -294,18 +340,19 @@ static colibri_status check_place(struct walk *w, const colibri_tensor *t, uint3
     return COLIBRI_OK;
 }
 
-static colibri_status check_tensor(struct walk *w, uint32_t layer, const struct rule *rule)
+static colibri_status check_tensor(struct walk *w, uint32_t layer, const colibri_layer *kind,
+                                   const struct rule *rule)
 {
     colibri_tensor t = {0};
     bool there = colibri_image_tensor(w->image, w->next, &t) == COLIBRI_OK && t.layer == layer &&
                  t.role == rule->role;
-    if (!applies(w->image, layer, rule->when) || (!there && rule->flags & OPTIONAL))
+    if (!applies(w->image, kind, rule->when) || (!there && rule->flags & OPTIONAL))
         return COLIBRI_OK; /* an entry that should not be here stops the next rule */
-    uint32_t rows = dimension(&w->image->config, rule->rows);
-    uint32_t columns = dimension(&w->image->config, rule->columns);
+    uint32_t rows = dimension(&w->image->config, kind, rule->rows);
+    uint32_t columns = dimension(&w->image->config, kind, rule->columns);
     if (!there)
         return bad_tensor(w, layer, rule->role, 0, 0);
-    if (rule->flags & OR_HEAD && t.columns == w->image->config.head_size)
+    if (rule->flags & OR_HEAD && t.columns == kind->head_size)
         columns = t.columns;
     if (t.rows != rows || t.columns != columns)
         return bad_tensor(w, layer, rule->role, (uint64_t)t.rows << 32 | t.columns,
@@ -330,14 +377,16 @@ colibri_status colibri_check_tensors(const colibri_image *image, colibri_error *
     if (!colibri_find_section(image, COLIBRI_SECTION_WEIGHTS, &weights))
         return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_WEIGHTS, 0, 0);
     struct walk w = {image, error, 0, weights.offset, 0};
+    colibri_layer kind;
     colibri_status status = COLIBRI_OK;
     for (uint32_t l = 0; l < image->config.layers; l++) {
         w.record = 0;
+        colibri_image_layer(image, l, &kind);
         for (uint32_t i = 0; status == COLIBRI_OK && i < sizeof rules / sizeof rules[0]; i++)
-            status = check_tensor(&w, l, &rules[i]);
+            status = check_tensor(&w, l, &kind, &rules[i]);
     }
     for (uint32_t i = 0; status == COLIBRI_OK && i < sizeof global_rules / sizeof rules[0]; i++)
-        status = check_tensor(&w, COLIBRI_GLOBAL_LAYER, &global_rules[i]);
+        status = check_tensor(&w, COLIBRI_GLOBAL_LAYER, &kind, &global_rules[i]);
     if (status != COLIBRI_OK)
         return status;
     colibri_tensor t;
@@ -382,7 +431,9 @@ colibri_status colibri_check_experts(const colibri_image *image, colibri_error *
     uint32_t alignment = colibri_load_u32(image->meta + 48), index = 0;
     uint64_t sum = 0, all = 0, padded;
     for (uint32_t l = 0; there && l < image->config.layers; l++) {
-        uint64_t bytes = applies(image, l, MOE_LAYER) ? record_bytes(image, l) : 0;
+        colibri_layer kind;
+        colibri_image_layer(image, l, &kind);
+        uint64_t bytes = kind.ffn & COLIBRI_FFN_MOE ? record_bytes(image, l) : 0;
         for (uint32_t e = 0; bytes != 0 && e < each; e++, index++) {
             if (check_expert(image, index, bytes, &section, alignment) != COLIBRI_OK)
                 return colibri_fail(error, COLIBRI_ERR_STRUCTURE,

@@ -83,6 +83,10 @@ void colibri_image_layer(const colibri_image *image, uint32_t layer, colibri_lay
     out->flags = p[3];
     out->window = colibri_load_u32(p + 4);
     out->chunk = colibri_load_u32(p + 8);
+    out->head_size = colibri_load_u16(p + 12);
+    out->kv_heads = colibri_load_u16(p + 14);
+    out->head_size = out->head_size != 0 ? out->head_size : image->config.head_size;
+    out->kv_heads = out->kv_heads != 0 ? out->kv_heads : image->config.kv_heads;
 }
 
 uint32_t colibri_image_stop_ids(const colibri_image *image, uint32_t *ids, uint32_t capacity)

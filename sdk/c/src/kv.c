@@ -16,7 +16,9 @@ static struct shape shape_of(const colibri_image *image, uint32_t layer)
     colibri_image_layer(image, layer, &l);
     if (l.mixer == COLIBRI_MIXER_LATENT)
         return (struct shape){1, c->latent_size + c->rope_size};
-    return (struct shape){c->kv_heads * 2, c->head_size};
+    if (l.mixer == COLIBRI_MIXER_CONV)
+        return (struct shape){0, 0};
+    return (struct shape){l.kv_heads * 2, l.head_size};
 }
 
 uint64_t colibri_kv_position_bytes(const colibri_image *image, uint32_t kv, uint32_t layer)

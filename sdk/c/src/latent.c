@@ -81,14 +81,14 @@ static void remember_token(void *arg, uint32_t token, uint32_t worker)
     float *latent = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE) + (size_t)token * a->wide;
     size_t at = (size_t)colibri_positions(e)[token] * colibri_kv_stride(e->limits.kv, a->wide);
     (void)worker;
-    e->kernels->rms_norm(latent, a->norm, c->latent_size, c->norm_epsilon, latent);
-    colibri_rotate(c, row, latent + c->latent_size);
+    e->kernels->rms_norm(latent, a->norm, c->latent_size, c->latent_epsilon, latent);
+    colibri_rotate(c, a->kind.rope, row, latent + c->latent_size);
     colibri_kv_store(e, latent, a->wide, colibri_kv_plane(e, a->layer, colibri_sequences(e)[token], 0) + at);
     for (uint32_t h = 0; h < c->heads; h++) {
         size_t head = (size_t)token * c->heads + h;
         float *rotated = a->wide_query + head * a->wide + c->latent_size;
         memcpy(rotated, a->query + (head + 1) * c->head_size - c->rope_size, c->rope_size * sizeof *rotated);
-        colibri_rotate(c, row, rotated);
+        colibri_rotate(c, a->kind.rope, row, rotated);
     }
 }
 
@@ -119,6 +119,17 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     e->kernels->attend(&attend);
 }
 
+static void norm_queries(const struct latent *a, struct activations *rows)
+{
+    const struct engine *e = a->engine;
+    const float *weight = colibri_vector_of(e, a->layer, COLIBRI_ROLE_LATENT_QUERY_NORM);
+    for (uint32_t t = 0; t < rows->rows; t++) {
+        float *row = rows->values + (size_t)t * rows->stride;
+        e->kernels->rms_norm(row, weight, rows->columns, e->image->config.latent_epsilon, row);
+    }
+    rows->group = 0;
+}
+
 /* The query, by way of its own latent when it has one. */
 static void project_query(const struct latent *a, struct activations *normed)
 {
@@ -129,8 +140,8 @@ static void project_query(const struct latent *a, struct activations *normed)
         inner.values = a->wide_query; /* not in use yet */
         inner.columns = inner.stride = c->query_latent;
         colibri_linear(e, a->layer, COLIBRI_ROLE_LATENT_QUERY, 0, normed, inner.values, c->query_latent);
-        colibri_norm(e, inner.values, a->layer, COLIBRI_ROLE_LATENT_QUERY_NORM, 0, &inner);
         in = &inner;
+        norm_queries(a, &inner);
     }
     colibri_linear(e, a->layer, COLIBRI_ROLE_QUERY, 0, in, a->query, c->heads * c->head_size);
 }

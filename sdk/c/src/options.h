@@ -31,6 +31,12 @@
 #ifndef COLIBRI_WITH_LATENT /* multi-head latent attention */
 #define COLIBRI_WITH_LATENT 1
 #endif
+#ifndef COLIBRI_WITH_CONV /* short convolutions */
+#define COLIBRI_WITH_CONV 1
+#endif
+#ifndef COLIBRI_WITH_BESIDE /* a dense FFN beside experts */
+#define COLIBRI_WITH_BESIDE 1
+#endif
 #ifndef COLIBRI_WITH_ATTENTION_EXTRAS /* norms of queries and keys, output gate, sinks, clip, temperature */
 #define COLIBRI_WITH_ATTENTION_EXTRAS 1
 #endif

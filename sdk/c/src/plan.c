@@ -97,18 +97,34 @@ static uint32_t padded(uint32_t n, uint32_t group)
     return colibri_divide_up(n, group) * group;
 }
 
+/* The widest heads of any layer. */
+static void widest(const colibri_image *image, uint32_t *queries, uint32_t *keys)
+{
+    *queries = *keys = 0;
+    for (uint32_t i = 0; i < image->config.layers; i++) {
+        colibri_layer l;
+        colibri_image_layer(image, i, &l);
+        if (l.mixer == COLIBRI_MIXER_CONV)
+            continue;
+        *queries = larger(*queries, image->config.heads * l.head_size);
+        if (l.mixer == COLIBRI_MIXER_ATTENTION)
+            *keys = larger(*keys, l.kv_heads * l.head_size * 2);
+    }
+}
+
 static struct widths widths_of(const colibri_image *image, uint32_t small, uint32_t large)
 {
     const colibri_config *c = &image->config;
-    uint32_t queries = c->heads * c->head_size, values = c->heads * c->value_size;
-    uint32_t wide = c->latent_size != 0 ? c->latent_size + c->rope_size : 0;
-    struct widths w = {.work = larger(larger(queries, values), c->hidden),
-                       .keys = larger(larger(c->kv_heads * c->head_size * 2, wide),
+    uint32_t queries, keys, wide = c->latent_size != 0 ? c->latent_size + c->rope_size : 0;
+    widest(image, &queries, &keys);
+    struct widths w = {.work = larger(larger(queries, c->heads * c->value_size), c->hidden),
+                       .keys = larger(larger(keys, wide),
                                       has_role(image, COLIBRI_ROLE_OUTPUT_GATE) ? queries : 0),
                        .latent = larger(c->heads * wide, c->query_latent)};
+    uint32_t row = larger(w.work, c->query_latent); /* the widest input of a product */
+    w.work = larger(w.work, c->conv_size != 0 ? c->hidden * 3 : 0);
     if (large == 0)
         return w;
-    uint32_t row = larger(larger(w.work, c->query_latent), 1);
     w.codes = padded(row, large);
     w.scales = colibri_divide_up(row, small);
     if (wide != 0) { /* each head's part is a row of its own */
@@ -129,7 +145,8 @@ static void size_activations(const colibri_image *image, const colibri_limits *l
     struct widths w = widths_of(image, small, large);
     set(s, COLIBRI_BUFFER_STATE, l->sequences, 8, busy);
     set(s, COLIBRI_BUFFER_STEP, l->batch, 10, busy);
-    set(s, COLIBRI_BUFFER_ROPE, l->batch * (image->rope_sets > 1 ? 2u : 1u), c->rope_size * 4u, busy);
+    uint32_t second = c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size;
+    set(s, COLIBRI_BUFFER_ROPE, l->batch, (c->rope_size + (image->rope_sets > 1 ? second : 0)) * 4u, busy);
     set(s, COLIBRI_BUFFER_HIDDEN, l->batch, c->hidden * 4u, busy);
     set(s, COLIBRI_BUFFER_NORMED, l->batch, c->hidden * 4u, busy);
     set(s, COLIBRI_BUFFER_WORK, l->batch, w.work * 4u, busy);
@@ -155,6 +172,8 @@ static void size_ffn(const colibri_image *image, const colibri_limits *l, struct
         set(s, COLIBRI_BUFFER_DISPATCH, slots * 2 + c->experts * 2 + 1, 2, busy);
         set(s, COLIBRI_BUFFER_EXPERT_OUT, slots, c->hidden * 4u, busy);
     }
+    if (image->moe_layers + image->dense_layers > c->layers)
+        set(s, COLIBRI_BUFFER_BESIDE, l->batch, c->hidden * 4u, busy);
     set(s, COLIBRI_BUFFER_FFN_GATE, ffn, 4, busy);
     set(s, COLIBRI_BUFFER_FFN_UP, ffn, 4, busy);
     if (large == 0)
@@ -178,6 +197,9 @@ static void size_all(const colibri_image *image, const colibri_limits *l, struct
     s->ok = s->ok && colibri_mul(position, l->sequences, &all) &&
             colibri_mul(all, l->context, &s->bytes[COLIBRI_BUFFER_KV]);
     s->intensity[COLIBRI_BUFFER_KV] = ONCE;
+    if (image->conv_layers != 0)
+        set(s, COLIBRI_BUFFER_RECURRENT, l->sequences * image->conv_layers,
+            (uint64_t)(image->config.conv_size - 1u) * image->config.hidden * 4, 2 * ONCE);
     if (l->weights == COLIBRI_WEIGHTS_LOADED)
         s->bytes[COLIBRI_BUFFER_WEIGHTS] = image->bytes;
     s->intensity[COLIBRI_BUFFER_WEIGHTS] = ONCE / 2; /* of a mixture, a part is read a token */

@@ -23,6 +23,8 @@ static const char *const names[COLIBRI_BUFFER_COUNT][2] = {
     [COLIBRI_BUFFER_FFN_CODES] = {"ffn_codes", "intermediate activations quantised to int8"},
     [COLIBRI_BUFFER_FFN_SCALES] = {"ffn_scales", "scales of the quantised intermediate activations"},
     [COLIBRI_BUFFER_EXPERT_OUT] = {"expert_out", "output of each chosen expert for each token"},
+    [COLIBRI_BUFFER_BESIDE] = {"beside", "experts' output while a dense FFN runs beside them"},
+    [COLIBRI_BUFFER_RECURRENT] = {"recurrent", "states of layers without a cache"},
     [COLIBRI_BUFFER_KV] = {"kv_cache", "keys and values of every position"},
     [COLIBRI_BUFFER_WEIGHTS] = {"weights", "the image, loaded from storage"},
 };

@@ -10,6 +10,7 @@ const char *colibri_status_name(colibri_status status)
     case COLIBRI_ERR_SEQUENCE: return "no such sequence";
     case COLIBRI_ERR_CONTEXT: return "sequence longer than the context";
     case COLIBRI_ERR_LOGITS: return "logits buffer too small";
+    case COLIBRI_ERR_BROKEN: return "sequence lost its state in a failed call";
     case COLIBRI_ERR_MEMORY: return "region too small";
     case COLIBRI_ERR_ALIGNMENT: return "region base misaligned";
     case COLIBRI_ERR_LIMIT: return "limit out of range";

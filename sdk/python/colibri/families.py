@@ -122,10 +122,14 @@ class Layer(_Strict):
 
     experts: str
     latent: str = "False"
+    conv: str = "False"
+    beside: str = "False"
     rope: str = "1"
     flags: str = "0"
     window: str = "0"
     chunk: str = "0"
+    head_size: str = "0"
+    kv_heads: str = "0"
 
 
 class Rope(_Strict):
@@ -203,6 +207,10 @@ class Model:
     tensors: tuple[Wanted, ...]
     notes: tuple[str, ...]
 
+    def settings_of(self, layer: int | None) -> Settings:
+        """The settings as a layer sees them."""
+        return self.settings if layer is None else self.layers[layer].settings(self.settings)
+
 
 @cache
 def families() -> dict[str, Family]:
@@ -262,7 +270,8 @@ def describe(config: dict[str, Any], file: Path) -> Model:
 def _layer(layer: Layer, values: dict[str, Any], number: int) -> LayerKind:
     names = {**values, "layer": number}
     given = {field: evaluate(text, names) for field, text in layer.model_dump().items()}
-    return LayerKind(**{**given, "experts": bool(given["experts"]), "latent": bool(given["latent"])})
+    kinds = {field: bool(given[field]) for field in ("experts", "latent", "conv", "beside")}
+    return LayerKind(**{**given, **kinds})
 
 
 def _count_key(family: Family) -> str:
@@ -331,9 +340,9 @@ def _settings(
     notes: tuple[str, ...] = ()
     if not any(kind.experts for kind in kinds):
         result |= dict.fromkeys(_WORDS, 0)
-    if all(kind.experts for kind in kinds):
+    if not any(kind.dense for kind in kinds):
         result["dense_size"] = 0
-    if not any(kind.rope for kind in kinds):
+    if not any(kind.rope and not kind.conv for kind in kinds):
         result["rope_size"] = 0
     if result["context"] > MAX_CONTEXT:
         notes = (f"context cut from {result['context']} to {MAX_CONTEXT} tokens, the most that "
@@ -368,7 +377,7 @@ def _check_settings(
         refuse("rope_size", f"at most the head size, {settings.head_size}")
     if any(k.experts for k in kinds) and not 1 <= settings.top_k <= settings.experts:
         refuse("top_k", f"1 to the {settings.experts} experts")
-    if not all(k.experts for k in kinds) and settings.dense_size < 1:
+    if any(k.dense for k in kinds) and settings.dense_size < 1:
         refuse("dense_size", "1 or more, as some layers are dense")
     if not 0 < settings.norm_epsilon < math.inf:
         refuse("norm_epsilon", "a positive number that float32 can hold")
@@ -384,7 +393,8 @@ def _wanted(
             if not _belongs(role, layer, kinds) or role.name not in family.tensors:
                 continue
             for expert in records if role.scope == "expert" else (None,):
-                names = {**asdict(settings), **values, "layer": layer, "expert": expert}
+                own = settings if layer is None else kinds[layer].settings(settings)
+                names = {**asdict(own), **values, "layer": layer, "expert": expert}
                 places = tuple(_places(family.tensors[role.name], names))
                 if places:
                     yield Wanted(role, layer, expert, places)
@@ -406,9 +416,13 @@ def _places(tensors: tuple[TensorName, ...], names: dict[str, Any]) -> Iterator[
 def _belongs(role: Role, layer: int | None, kinds: tuple[LayerKind, ...]) -> bool:
     if layer is None:
         return role.scope == "global"
-    mixer = "latent" if kinds[layer].latent else "attention"
-    scopes = {"moe", "expert"} if kinds[layer].experts else {"dense"}
-    return role.scope in {"layer", mixer} | scopes
+    kind = kinds[layer]
+    scopes = {"layer", kind.mixer}
+    scopes |= {"moe", "expert"} if kind.experts else set()
+    scopes |= {"dense"} if kind.dense else set()
+    scopes |= {"both"} if kind.beside else set()
+    scopes |= set() if kind.conv else {"attending"}
+    return role.scope in scopes
 
 
 def _is(value: Any, kind: str) -> bool:

@@ -7,7 +7,7 @@ Reading an image is the C library's job; nothing here parses one.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 MAGIC = b"\x89CLB\r\n\x1a\n"
@@ -74,6 +74,10 @@ class Settings:
     activation_alpha: float = 0.0
     temperature_floor: float = 0.0
     temperature_scale: float = 0.0
+    latent_epsilon: float = 1e-6
+    logits_cap: float = 0.0
+    conv_size: int = 0
+    rope_size_2: int = 0
 
     def words(self) -> list[int | float]:
         """Values in file order."""
@@ -84,15 +88,35 @@ class Settings:
 class LayerKind:
     """An entry of the layers section.
 
-    rope: 0 for none, else the set of frequencies; flags: 1 unit keys, 2 temperature.
+    beside: a dense feed-forward beside the experts. rope: 0 for none, else the set of frequencies.
+    flags: those of ``colibri_layer``. head_size, kv_heads: 0 for the settings' own.
     """
 
     experts: bool
     latent: bool = False
+    conv: bool = False
+    beside: bool = False
     rope: int = 1
     flags: int = 0
     window: int = 0
     chunk: int = 0
+    head_size: int = 0
+    kv_heads: int = 0
+
+    @property
+    def mixer(self) -> str:
+        """``attention``, ``latent`` or ``conv``."""
+        return "latent" if self.latent else "conv" if self.conv else "attention"
+
+    @property
+    def dense(self) -> bool:
+        """Whether the layer has a dense feed-forward."""
+        return self.beside or not self.experts
+
+    def settings(self, whole: Settings) -> Settings:
+        """The settings as this layer sees them."""
+        return replace(whole, head_size=self.head_size or whole.head_size,
+                       kv_heads=self.kv_heads or whole.kv_heads)  # fmt: skip
 
 
 # Field -> (least, most), as section 2 of the spec has them.
@@ -105,6 +129,7 @@ RANGES: dict[str, tuple[int, int]] = {
     "dense_size": (0, 65536), "tied": (0, 1), "norm": (0, 1), "value_size": (0, 1024),
     "latent_size": (0, 8192), "query_latent": (0, 65536), "identities": (0, 4095),
     "router_groups": (0, 64), "router_groups_kept": (0, 64),
+    "conv_size": (0, 64), "rope_size_2": (0, 1024),
 }  # fmt: skip
 
 Size = Callable[[Settings], int]
@@ -114,9 +139,9 @@ Size = Callable[[Settings], int]
 class Role:
     """What a tensor is for, where it belongs and which shape it has.
 
-    scope: ``global``, ``layer`` (every layer), ``attention`` or ``latent`` (layers with that
-    mixer), ``dense`` or ``moe`` (layers with that feed-forward), ``expert`` (once per expert of a
-    layer).  part: the name under which a recipe sets the types
+    scope: ``global``, ``layer`` (every layer), ``attention``, ``latent`` or ``conv`` (layers with
+    that mixer), ``attending`` (the first two), ``dense`` or ``moe`` (layers with that
+    feed-forward), ``both`` (with both), ``expert`` (once per expert of a layer).  part: the name under which a recipe sets the types
     of several roles at once; roles without one are always f32.
     """
 
@@ -180,19 +205,19 @@ _ROLES = (
     Role(2, "output", "global", _vocabulary, _hidden, "output"),
     _vector(3, "output_norm", "global", _hidden),
     _vector(4, "rope", "global", _rotations),
-    _vector(5, "rope_2", "global", _rotations),
+    _vector(5, "rope_2", "global", lambda c: (c.rope_size_2 or c.rope_size) // 2),
     _vector(6, "output_norm_bias", "global", _hidden),
     _vector(7, "output_bias", "global", _vocabulary),
     _vector(16, "attention_norm", "layer", _hidden),
-    Role(17, "query", "layer", _queries, lambda c: c.query_latent or c.hidden, "attention"),
+    Role(17, "query", "attending", _queries, lambda c: c.query_latent or c.hidden, "attention"),
     Role(18, "key", "attention", _keys, _hidden, "attention"),
     Role(19, "value", "attention", _keys, _hidden, "attention"),
-    Role(20, "attention_out", "layer", _hidden, lambda c: c.heads * (c.value_size or c.head_size),
+    Role(20, "attention_out", "attending", _hidden, lambda c: c.heads * (c.value_size or c.head_size),
          "attention"),
     _vector(21, "query_bias", "attention", _queries),
     _vector(22, "key_bias", "attention", _keys),
     _vector(23, "value_bias", "attention", _keys),
-    _vector(24, "attention_out_bias", "layer", _hidden),
+    _vector(24, "attention_out_bias", "attending", _hidden),
     _vector(25, "query_norm", "attention", lambda c: c.head_size),
     _vector(26, "key_norm", "attention", lambda c: c.head_size),
     _vector(27, "sinks", "attention", lambda c: c.heads),
@@ -203,6 +228,8 @@ _ROLES = (
     *_mlp(33, "dense", "dense", "dense", lambda c: c.dense_size),
     _vector(36, "ffn_norm_bias", "layer", _hidden),
     _vector(37, "ffn_post_norm", "layer", _hidden),
+    Role(38, "conv_in", "conv", lambda c: 3 * c.hidden, _hidden, "attention"),
+    Role(39, "conv", "conv", _hidden, lambda c: c.conv_size),
     Role(40, "latent_query", "latent", lambda c: c.query_latent, _hidden, "attention"),
     _vector(41, "latent_query_norm", "latent", lambda c: c.query_latent),
     Role(42, "latent", "latent", lambda c: c.latent_size + c.rope_size, _hidden, "attention"),
@@ -211,11 +238,18 @@ _ROLES = (
          lambda c: c.head_size - c.rope_size, "attention"),
     Role(45, "latent_value", "latent", lambda c: c.heads * c.value_size,
          lambda c: c.latent_size, "attention"),
+    Role(46, "conv_out", "conv", _hidden, _hidden, "attention"),
+    _vector(47, "layer_scale", "layer", _one),
     Role(48, "router", "moe", _experts, _hidden),
     _vector(49, "router_bias", "moe", _experts),
     *_mlp(50, "shared", "moe", "shared", lambda c: c.shared_size),
     Role(53, "shared_router", "moe", _one, _hidden),
     _vector(54, "router_selection", "moe", _experts),
+    _vector(55, "router_norm", "moe", _hidden),
+    _vector(56, "router_weight", "moe", _experts),
+    _vector(57, "experts_norm", "both", _hidden),
+    _vector(58, "experts_post_norm", "both", _hidden),
+    _vector(59, "dense_post_norm", "both", _hidden),
     *_mlp(64, "expert", "expert", "experts", _expert),
     _vector(67, "expert_gate_bias", "expert", _expert),
     _vector(68, "expert_up_bias", "expert", _expert),

@@ -304,10 +304,13 @@ def _config(settings: Settings) -> bytes:
     return b"".join(words).ljust(256, b"\0")
 
 
+_MIXERS = {"attention": 1, "latent": 2, "conv": 3}
+
+
 def _layers(layout: Layout) -> bytes:
     return b"".join(
-        struct.pack("<BBBBII4x", 2 if kind.latent else 1, 2 if kind.experts else 1, kind.rope,
-                    kind.flags, kind.window, kind.chunk)
+        struct.pack("<BBBBIIHH", _MIXERS[kind.mixer], kind.dense + 2 * kind.experts, kind.rope,
+                    kind.flags, kind.window, kind.chunk, kind.head_size, kind.kv_heads)
         for kind in layout.layers
     )  # fmt: skip
 

@@ -53,7 +53,7 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
     _refuse_unused(checkpoint, model, found, used)
     pairs = tuple((w, _part(found[place.name], place)) for w, place in taken)
     for w, tensor in pairs:
-        _check_shape(w, tensor, model.settings)
+        _check_shape(w, tensor, model.settings_of(w.layer))
     return Matched(pairs, tuple(notes))
 
 

@@ -181,7 +181,7 @@ def _specs(model: Model, matched: Matched, recipe: Recipe) -> list[TensorSpec]:
     places = {(w.layer, w.role.name): (w.role, t.shape[-1]) for w, t in matched.tensors}
     places |= {(None, n): (ROLES[n], len(f)) for n, f in model.ropes.items()}
     return [
-        TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings), columns)
+        TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings_of(layer)), columns)
         for (layer, _), (role, columns) in places.items()
     ]  # fmt: skip
 

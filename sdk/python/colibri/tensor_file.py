@@ -4,6 +4,8 @@
 numpy has no bfloat16, so the bytes are taken from a memory map by a header reader of our own,
 which checks what the format promises: a header within the file, no key twice, known types, spans
 that match the shapes and cover the data without hole or overlap.
+
+A tensor of codes is decoded with the tensor of its scales (`colibri.codings`).
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checked_json import parse_object
+from colibri.codings import Coding, floats, fp8, mxfp4, scale_shape
 from colibri.errors import CheckpointError
 
 MAX_HEADER = 100_000_000  # as the reference implementation has it
@@ -37,27 +40,64 @@ _WIDTHS = {
 }
 
 
+Pick = Callable[[NDArray[Any]], NDArray[Any]]
+
+
 @dataclass(frozen=True)
 class Tensor:
-    """A tensor in a safetensors file."""
+    """A tensor in a safetensors file, or a part of one."""
 
     name: str
     file: Path
     dtype: str
     shape: tuple[int, ...]
-    whole: tuple[int, ...]  # as it is in the file; shape is that of the part
     raw: memoryview = field(repr=False)
-    pick: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    coded: Callable[[], Coding] | None = field(default=None, repr=False)  # None: as floats
 
-    def part(self, pick: Callable[[NDArray[Any]], NDArray[Any]]) -> Tensor:
-        """A part of the tensor, or its elements in another order; `pick` sees stored elements."""
-        return replace(self, shape=pick(self._stored()).shape, pick=pick)
+    @classmethod
+    def zeros(cls, name: str, file: Path, size: int) -> Tensor:
+        """A vector that the file does not have."""
+        return cls(name, file, "F32", (size,), memoryview(bytes(4 * size)))
 
-    def _stored(self) -> NDArray[Any]:
+    def part(self, pick: Pick) -> Tensor:
+        """A part of the tensor, or its elements in another order.
+
+        `pick` sees stored elements; of mxfp4 it sees blocks, so it has to leave the last axis alone.
+        """
+        coded = self._coding().picked(pick)
+        return replace(self, shape=_shape_of(coded), coded=lambda: coded)
+
+    def with_fp8_scales(self, scales: Tensor, block: tuple[int, int]) -> Tensor:
+        """The tensor of codes together with the scales of its blocks."""
+        if len(self.shape) < 2 or scales.shape != (expected := scale_shape(self.shape, block)):
+            self._refuse_scales(scales, expected if len(self.shape) > 1 else ())
+        codes = np.frombuffer(self.raw, np.uint8).reshape(self.shape)
+        values = np.concatenate(list(scales.rows(1 << 16))).reshape(scales.shape)
+        return replace(self, coded=lambda: fp8(codes, values, block))
+
+    def with_mxfp4_scales(self, scales: Tensor) -> Tensor:
+        """The tensor of blocks together with their scales; the shape is that of the values."""
+        if (self.dtype, scales.dtype, self.shape[-1:]) != ("U8", "U8", (16,)):
+            raise CheckpointError(f"is {self.dtype} {list(self.shape)}", file=self.file,
+                                  field=self.name, hint="mxfp4 blocks are U8 [..., 16]")  # fmt: skip
+        if scales.shape != self.shape[:-1]:
+            self._refuse_scales(scales, self.shape[:-1])
+        blocks, exponents = (np.frombuffer(t.raw, np.uint8).reshape(t.shape) for t in (self, scales))
+        coded = mxfp4(blocks, exponents)
+        return replace(self, shape=_shape_of(coded), coded=lambda: coded)
+
+    def _refuse_scales(self, scales: Tensor, expected: tuple[int, ...]) -> None:
+        raise CheckpointError(f"shape is {list(scales.shape)}, expected {list(expected)}",
+                              file=scales.file, field=scales.name,
+                              hint=f"the scales of {self.name}, {list(self.shape)}")  # fmt: skip
+
+    def _coding(self) -> Coding:
+        if self.coded:
+            return self.coded()
         if self.dtype not in DTYPES:
             raise CheckpointError(f"tensor has type {self.dtype}", file=self.file, field=self.name,
                                   hint=f"valid is {', '.join(DTYPES)}")  # fmt: skip
-        return np.frombuffer(self.raw, DTYPES[self.dtype]).reshape(self.whole)
+        return floats(np.frombuffer(self.raw, DTYPES[self.dtype]).reshape(self.shape))
 
     def rows(self, elements: int) -> Iterator[NDArray[np.float32]]:
         """The values as float32 matrices, a few rows at a time.
@@ -70,14 +110,12 @@ class Tensor:
         Raises
         ------
         CheckpointError
-            For a type that is not F32, F16 or BF16, and for NaN or infinity.
+            For a type that cannot be read, and for NaN or infinity.
         """
-        columns = self.shape[-1] if self.shape else 1
-        stored = self._stored()
-        matrix = (self.pick(stored) if self.pick else stored).reshape(-1, columns)
-        step = max(1, elements // columns)
-        for start in range(0, len(matrix), step):
-            part = _to_float32(matrix[start : start + step], self.dtype)
+        coding, columns = self._coding(), self.shape[-1] if self.shape else 1
+        count, step = math.prod(self.shape) // columns, max(1, elements // columns)
+        for start in range(0, count, step):
+            part = coding.rows(start, start + step)
             self._check_finite(part, start)
             yield part
 
@@ -97,10 +135,10 @@ class Tensor:
         return (self.dtype, self.shape) == (other.dtype, other.shape) and self.raw == other.raw
 
 
-def _to_float32(values: NDArray[Any], dtype: str) -> NDArray[np.float32]:
-    if dtype == "BF16":
-        return (values.astype(np.uint32) << 16).view(np.float32)
-    return values.astype(np.float32)
+def _shape_of(coding: Coding) -> tuple[int, ...]:
+    """Shape of the values: two axes within a row of codes are one of values."""
+    first, inner = coding.arrays[0], coding.inner[0]
+    return first.shape if inner == 1 else (*first.shape[:-2], first.shape[-2] * 32)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:
@@ -126,7 +164,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
     entries = {name: _entry(path, name, entry) for name, entry in header.items()}
     _check_spans(path, entries, start, len(view))
     return {
-        name: Tensor(name, path, dtype, shape, shape, view[start + begin : start + end])
+        name: Tensor(name, path, dtype, shape, view[start + begin : start + end])
         for name, (dtype, shape, begin, end) in entries.items()
     }
 

@@ -45,6 +45,7 @@ nb::dict config_dict(const Image &self)
     PUT(router_groups); PUT(router_groups_kept); PUT(router_scale); PUT(router_epsilon);
     PUT(embedding_scale); PUT(residual_scale); PUT(logits_scale); PUT(clip); PUT(activation_limit);
     PUT(activation_alpha); PUT(temperature_floor); PUT(temperature_scale);
+    PUT(latent_epsilon); PUT(logits_cap); PUT(conv_size); PUT(rope_size_2);
 #undef PUT
     return d;
 }

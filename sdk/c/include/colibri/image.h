@@ -46,12 +46,16 @@ enum {
     COLIBRI_ROLE_DENSE_DOWN = 35, /* hidden x dense_size */
     COLIBRI_ROLE_FFN_NORM_BIAS = 36,
     COLIBRI_ROLE_FFN_POST_NORM = 37,
+    COLIBRI_ROLE_CONV_IN = 38,     /* 3 * hidden x hidden: gate B, gate C, input x */
+    COLIBRI_ROLE_CONV = 39,        /* hidden x conv_size, f32: one filter a channel, oldest tap first */
     COLIBRI_ROLE_LATENT_QUERY = 40,      /* query_latent x hidden */
     COLIBRI_ROLE_LATENT_QUERY_NORM = 41,
     COLIBRI_ROLE_LATENT = 42,            /* latent_size + rope_size x hidden: what the cache keeps */
     COLIBRI_ROLE_LATENT_NORM = 43,       /* 1 x latent_size */
     COLIBRI_ROLE_LATENT_KEY = 44,        /* heads * latent_size x head_size - rope_size: a query into the latent */
     COLIBRI_ROLE_LATENT_VALUE = 45,      /* heads * value_size x latent_size: out of the latent */
+    COLIBRI_ROLE_CONV_OUT = 46,    /* hidden x hidden */
+    COLIBRI_ROLE_LAYER_SCALE = 47, /* 1 x 1: multiplies the layer's output */
     COLIBRI_ROLE_ROUTER = 48,     /* experts x hidden, f32; all router vectors are f32 */
     COLIBRI_ROLE_ROUTER_BIAS = 49, /* 1 x experts: added to the scores */
     COLIBRI_ROLE_SHARED_GATE = 50, /* shared_size x hidden */
@@ -59,6 +63,11 @@ enum {
     COLIBRI_ROLE_SHARED_DOWN = 52,
     COLIBRI_ROLE_SHARED_ROUTER = 53, /* 1 x hidden, f32: sigmoid gate of the shared expert */
     COLIBRI_ROLE_ROUTER_SELECTION = 54, /* 1 x experts: added for the choice only, not in the weight */
+    COLIBRI_ROLE_ROUTER_NORM = 55,  /* 1 x hidden: the router reads the residual stream under this norm */
+    COLIBRI_ROLE_ROUTER_WEIGHT = 56, /* 1 x experts: multiplies the weights after everything else */
+    COLIBRI_ROLE_EXPERTS_NORM = 57, /* layers with a dense FFN beside experts: the experts' own norm ... */
+    COLIBRI_ROLE_EXPERTS_POST_NORM = 58, /* ... of their output ... */
+    COLIBRI_ROLE_DENSE_POST_NORM = 59, /* ... and of the dense output, before both are added */
     COLIBRI_ROLE_EXPERT_GATE = 64, /* expert_size x hidden; from here on, roles of the expert's record */
     COLIBRI_ROLE_EXPERT_UP = 65,
     COLIBRI_ROLE_EXPERT_DOWN = 66,
@@ -68,10 +77,11 @@ enum {
 };
 #define COLIBRI_GLOBAL_LAYER 0xFFFFu /* layer of tensors that belong to none */
 
-enum { COLIBRI_FFN_DENSE = 1, COLIBRI_FFN_MOE = 2 };
+enum { COLIBRI_FFN_DENSE = 1, COLIBRI_FFN_MOE = 2, COLIBRI_FFN_BOTH = 3 }; /* both: side by side */
 enum {
     COLIBRI_MIXER_ATTENTION = 1,
-    COLIBRI_MIXER_LATENT = 2 /* multi-head latent attention: the cache holds the latent */
+    COLIBRI_MIXER_LATENT = 2, /* multi-head latent attention: the cache holds the latent */
+    COLIBRI_MIXER_CONV = 3    /* gated short convolution: a state instead of a cache */
 };
 
 /* How scores s become choices S and weights w. b: the selection vector, when the layer has one. */
@@ -141,7 +151,11 @@ typedef struct colibri_config {
     float activation_alpha;
     float temperature_floor; /* llama4: queries *= 1 + scale * log(1 + floor((position + 1) / floor)), 0: not */
     float temperature_scale;
-    uint32_t reserved[25];   /* zero */
+    float latent_epsilon;    /* of the norms inside latent attention */
+    float logits_cap;        /* logits become cap * tanh(logits / cap); 0: not */
+    uint32_t conv_size;      /* taps of the short convolution, 0: none */
+    uint32_t rope_size_2;    /* rotated elements with frequency set 2; 0: as rope_size */
+    uint32_t reserved[21];   /* zero */
 } colibri_config;
 
 /* One tensor, decoded from the table. */
@@ -162,7 +176,11 @@ typedef struct colibri_tensor {
 enum {
     COLIBRI_LAYER_UNIT_KEYS = 1,   /* queries and keys are divided by their root mean square after rotation */
     COLIBRI_LAYER_TEMPERATURE = 2, /* queries are scaled by position, see config.temperature_* */
-    COLIBRI_LAYER_NORM_LAST = 4    /* norms of queries and keys come after the rotation, not before */
+    COLIBRI_LAYER_NORM_LAST = 4,   /* norms of queries and keys come after the rotation, not before */
+    COLIBRI_LAYER_KEY_IS_VALUE = 8, /* no value projection: values are the keys as projected */
+    COLIBRI_LAYER_UNIT_VALUES = 16, /* values are divided by their root mean square */
+    COLIBRI_LAYER_HOLD = 32,       /* the experts' output is kept back (ffn: both) ... */
+    COLIBRI_LAYER_RELEASE = 64     /* ... and added at the end of this layer, the next one */
 };
 typedef struct colibri_layer {
     uint8_t mixer;
@@ -171,6 +189,8 @@ typedef struct colibri_layer {
     uint8_t flags;
     uint32_t window; /* positions seen, the token's own included; 0: all before */
     uint32_t chunk;  /* attention stays within blocks of this many positions; 0: no blocks */
+    uint32_t head_size; /* the layer's own, or the config's */
+    uint32_t kv_heads;
 } colibri_layer;
 
 typedef struct colibri_expert {
@@ -210,7 +230,9 @@ typedef struct colibri_image {
     uint32_t layers;
     uint32_t experts;
     uint32_t moe_layers;
+    uint32_t dense_layers;
     uint32_t latent_layers;
+    uint32_t conv_layers;
     uint32_t rope_sets;    /* bit n - 1: some layer rotates with set n */
 } colibri_image;
 

@@ -18,6 +18,7 @@ typedef enum colibri_status {
     COLIBRI_ERR_SEQUENCE = 3,   /* sequence id not below limits.sequences; where: index in the batch */
     COLIBRI_ERR_CONTEXT = 4,    /* sequence would pass limits.context; need: the context that would do */
     COLIBRI_ERR_LOGITS = 5,     /* logits buffer too small; need: floats */
+    COLIBRI_ERR_BROKEN = 6,     /* sequence lost its state in a failed call: reset it; where: sequence */
 
     /* the integrator: more memory, other limits, another port */
     COLIBRI_ERR_MEMORY = 20,    /* region too small; where: region index, need: bytes it must have */
