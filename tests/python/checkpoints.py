@@ -17,7 +17,9 @@ GOLDEN = ROOT / "tests" / "golden"
 Array = NDArray[Any]
 Tensors = dict[str, Array]
 SELFTEST = (0x11111111, 0x22222222, 0x33333333)
-_DTYPES = {"f4": "F32", "f2": "F16", "u2": "BF16", "f8": "F64", "i8": "I64"}  # u2: bits of bf16
+# u2: bits of bf16, V1: codes of e4m3
+_DTYPES = {"f4": "F32", "f2": "F16", "u2": "BF16", "f8": "F64", "i8": "I64", "u1": "U8",
+           "V1": "F8_E4M3"}  # fmt: skip
 
 CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2MoeForCausalLM"], "model_type": "qwen2_moe", "vocab_size": 40,

@@ -4,7 +4,7 @@
 #include <string.h>
 
 #include "../kernels/ref/sums.h"
-#include "engine_state.h"
+#include "dispatch.h"
 #include "float_math.h"
 #include "kv.h"
 #include "options.h"
@@ -127,7 +127,9 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
     uint32_t token = item / c->heads, head = item % c->heads;
-    uint32_t n = a->kind.head_size, kv_head = head / (c->heads / a->kind.kv_heads), sequence = colibri_sequences(e)[token];
+    bool repeated = a->kind.mixer == COLIBRI_MIXER_EXPERTS; /* each choice attends with all KV heads */
+    uint32_t n = a->kind.head_size, group = c->heads / a->kind.kv_heads;
+    uint32_t kv_head = repeated ? head % a->kind.kv_heads : head / group, sequence = colibri_sequences(e)[token];
     uint32_t position = colibri_positions(e)[token], first = colibri_kv_first(&a->kind, position);
     uint32_t stride = colibri_kv_stride(e->limits.kv, n);
     float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)item * n;
@@ -201,7 +203,30 @@ static void find_extras(const struct engine *e, struct attention *a)
 }
 #endif
 
-void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed)
+#if COLIBRI_WITH_EXPERT_ATTENTION
+/* Each choice's expert makes its queries of the block's input ... */
+static colibri_status expert_queries(struct colibri_dispatch *d, struct activations *normed, float *queries)
+{
+    colibri_status status = colibri_dispatch_route(d, COLIBRI_ROLE_ATTENTION_ROUTER, normed);
+    if (status == COLIBRI_OK)
+        colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_QUERY, normed, d->token, queries);
+    return status;
+}
+
+/* ... and carries the result of its heads back. */
+static void expert_out(const struct colibri_dispatch *d, const struct attention *a, struct activations *work,
+                       float *out)
+{
+    const struct engine *e = d->engine;
+    float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
+    work->columns = work->stride = a->kind.kv_heads * a->kind.head_size;
+    work->rows = e->tokens * e->image->config.top_k;
+    colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_ATTENTION_OUT, work, d->slot, outputs);
+    colibri_dispatch_combine(d, outputs, colibri_vector_of(e, a->layer, COLIBRI_ROLE_ATTENTION_OUT_BIAS), out);
+}
+#endif
+
+colibri_status colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed)
 {
     const colibri_config *c = &e->image->config;
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE);
@@ -215,7 +240,16 @@ void colibri_attention(const struct engine *e, uint32_t layer, struct activation
     work.values = colibri_floats(e, COLIBRI_BUFFER_WORK);
     work.columns = work.stride = queries;
     work.group = 0;
-    colibri_linear(e, layer, COLIBRI_ROLE_QUERY, COLIBRI_ROLE_QUERY_BIAS, normed, work.values, queries);
+    colibri_status status = COLIBRI_OK;
+#if COLIBRI_WITH_EXPERT_ATTENTION
+    struct colibri_dispatch d = {.engine = e, .layer = layer};
+    if (a.kind.mixer == COLIBRI_MIXER_EXPERTS)
+        status = expert_queries(&d, normed, work.values);
+    else
+#endif
+        colibri_linear(e, layer, COLIBRI_ROLE_QUERY, COLIBRI_ROLE_QUERY_BIAS, normed, work.values, queries);
+    if (status != COLIBRI_OK)
+        return status;
     colibri_linear(e, layer, COLIBRI_ROLE_KEY, COLIBRI_ROLE_KEY_BIAS, normed, key, keys * 2);
     if (!(a.kind.flags & COLIBRI_LAYER_KEY_IS_VALUE))
         colibri_linear(e, layer, COLIBRI_ROLE_VALUE, COLIBRI_ROLE_VALUE_BIAS, normed, key + keys, keys * 2);
@@ -225,6 +259,12 @@ void colibri_attention(const struct engine *e, uint32_t layer, struct activation
 #if COLIBRI_WITH_ATTENTION_EXTRAS
     gate_output(e, layer, normed, work.values);
 #endif
-    colibri_linear(e, layer, COLIBRI_ROLE_ATTENTION_OUT, COLIBRI_ROLE_ATTENTION_OUT_BIAS, &work,
-                   normed->values, c->hidden);
+#if COLIBRI_WITH_EXPERT_ATTENTION
+    if (a.kind.mixer == COLIBRI_MIXER_EXPERTS)
+        expert_out(&d, &a, &work, normed->values);
+    else
+#endif
+        colibri_linear(e, layer, COLIBRI_ROLE_ATTENTION_OUT, COLIBRI_ROLE_ATTENTION_OUT_BIAS, &work,
+                       normed->values, c->hidden);
+    return COLIBRI_OK;
 }

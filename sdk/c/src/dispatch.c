@@ -2,24 +2,10 @@
 /* Expert dispatcher: routes every token of the step, packs tokens by expert, runs each expert once on
  * all its tokens, and adds the outputs in the order in which each token chose them. No token data is
  * copied to be routed: the kernels get lists of rows. */
-#include "engine_state.h"
+#include "dispatch.h"
+
 #include "float_math.h"
 #include "size.h"
-
-/* Choice `rank` of token t is slot t * top_k + rank. Lists are packed by expert: entries
- * start[x] .. start[x + 1] - 1 of token and slot are expert x's. */
-struct dispatch {
-    const struct engine *engine;
-    uint32_t layer;
-    uint32_t first; /* the layer's first entry in the expert table */
-    float *weights;
-    uint16_t *ids;
-    uint16_t *token;
-    uint16_t *slot;
-    uint16_t *start;
-    uint16_t *active;
-    uint32_t active_count;
-};
 
 static bool is_moe(const struct engine *e, uint32_t layer)
 {
@@ -28,7 +14,7 @@ static bool is_moe(const struct engine *e, uint32_t layer)
     return (l.ffn & COLIBRI_FFN_MOE) != 0;
 }
 
-static void lay_out(struct dispatch *d)
+static void lay_out(struct colibri_dispatch *d)
 {
     const struct engine *e = d->engine;
     uint32_t slots = e->limits.batch * e->image->config.top_k, experts = e->image->config.experts;
@@ -43,44 +29,8 @@ static void lay_out(struct dispatch *d)
             d->first += experts - e->image->config.identities;
 }
 
-/* What the router reads: the experts' input, or the residual stream under a norm of its own. */
-static void score(const struct dispatch *d, struct activations *in, float *scores)
-{
-    const struct engine *e = d->engine;
-    struct activations own = *in;
-    if (colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_NORM) != NULL) {
-        own.values = colibri_floats(e, COLIBRI_BUFFER_WORK);
-        colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), d->layer, COLIBRI_ROLE_ROUTER_NORM, 0, &own);
-    }
-    colibri_linear(e, d->layer, COLIBRI_ROLE_ROUTER, COLIBRI_ROLE_ROUTER_BIAS, &own, scores,
-                   e->image->config.experts);
-}
-
-static colibri_status route(struct dispatch *d, struct activations *in)
-{
-    const struct engine *e = d->engine;
-    const colibri_config *c = &e->image->config;
-    float *scores = colibri_floats(e, COLIBRI_BUFFER_ROUTER);
-    const float *factor = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_WEIGHT);
-    const float *selection = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_SELECTION);
-    score(d, in, scores);
-    for (uint32_t t = 0; t < e->tokens; t++) {
-        uint32_t at = t * c->top_k;
-        if (colibri_route_topk(c, selection, scores + (size_t)t * c->experts, d->ids + at,
-                               d->weights + at) != COLIBRI_OK)
-            return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, d->layer, 0, 0);
-        for (uint32_t k = 0; k < c->top_k; k++) {
-            if (factor != NULL)
-                d->weights[at + k] = d->weights[at + k] * factor[d->ids[at + k]];
-            colibri_trace(e, COLIBRI_EVENT_ROUTE, d->layer, d->ids[at + k], k << 16 | t,
-                          colibri_float_bits(d->weights[at + k]), 0);
-        }
-    }
-    return COLIBRI_OK;
-}
-
 /* Counting sort of all slots by expert; within an expert, tokens stay in order. */
-static void pack(struct dispatch *d)
+static void pack(struct colibri_dispatch *d)
 {
     const colibri_config *c = &d->engine->image->config;
     uint32_t slots = d->engine->tokens * c->top_k;
@@ -102,59 +52,113 @@ static void pack(struct dispatch *d)
     d->start[c->experts] = (uint16_t)slots;
 }
 
-/* One of the three matrices, for all active experts at once. */
+/* What the router reads: the experts' input, or the residual stream under a norm of its own. */
+static void score(const struct colibri_dispatch *d, uint32_t role, struct activations *in, float *scores)
+{
+    const struct engine *e = d->engine;
+    struct activations own = *in;
+    if (role == COLIBRI_ROLE_ROUTER && colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_NORM) != NULL) {
+        own.values = colibri_floats(e, COLIBRI_BUFFER_WORK);
+        colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), d->layer, COLIBRI_ROLE_ROUTER_NORM, 0, &own);
+    }
+    colibri_linear(e, d->layer, role, role == COLIBRI_ROLE_ROUTER ? COLIBRI_ROLE_ROUTER_BIAS : 0, &own,
+                   scores, e->image->config.experts);
+}
+
+colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role, struct activations *in)
+{
+    const struct engine *e = d->engine;
+    const colibri_config *c = &e->image->config;
+    float *scores = colibri_floats(e, COLIBRI_BUFFER_ROUTER);
+    const float *factor = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_WEIGHT);
+    uint32_t place = d->layer | (role == COLIBRI_ROLE_ROUTER ? 0 : COLIBRI_TRACE_ATTENTION);
+    const float *selection = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_SELECTION);
+    lay_out(d);
+    score(d, role, in, scores);
+    for (uint32_t t = 0; t < e->tokens; t++) {
+        uint32_t at = t * c->top_k;
+        if (colibri_route_topk(c, selection, scores + (size_t)t * c->experts, d->ids + at,
+                               d->weights + at) != COLIBRI_OK)
+            return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, d->layer, 0, 0);
+        for (uint32_t k = 0; k < c->top_k; k++) {
+            if (factor != NULL)
+                d->weights[at + k] = d->weights[at + k] * factor[d->ids[at + k]];
+            colibri_trace(e, COLIBRI_EVENT_ROUTE, place, d->ids[at + k], k << 16 | t,
+                          colibri_float_bits(d->weights[at + k]), 0);
+        }
+    }
+    pack(d);
+    return COLIBRI_OK;
+}
+
+/* One product for all active experts at once. */
 struct expert_product {
-    const struct dispatch *dispatch;
-    colibri_tensor tensor;
+    const struct colibri_dispatch *dispatch;
+    colibri_tensor tensor;   /* in every record, or of all experts one after the other */
     uint64_t bias;           /* offset in the record */
+    bool in_record;
     bool biased;
     const struct activations *in;
     const uint16_t *in_rows; /* packed list */
     float *out;
+    uint32_t rows;           /* of one expert */
     uint32_t chunk;
     uint32_t chunks;
 };
 
+static void matrix_of(const struct expert_product *p, uint32_t expert, colibri_matrix *w, colibri_matmul *m)
+{
+    const struct colibri_dispatch *d = p->dispatch;
+    const struct engine *e = d->engine;
+    if (!p->in_record) {
+        colibri_matrix_init(w, &p->tensor, e->weights + (size_t)p->tensor.offset);
+        colibri_matrix_rows(w, expert * p->rows, p->rows);
+        return;
+    }
+    colibri_expert record;
+    (void)colibri_image_expert(e->image, d->first + expert, &record);
+    colibri_matrix_init(w, &p->tensor, e->weights + (size_t)(record.offset + p->tensor.offset));
+    if (p->biased)
+        m->bias = (const float *)(const void *)(e->weights + (size_t)(record.offset + p->bias));
+}
+
 static void expert_rows(void *arg, uint32_t item, uint32_t worker)
 {
     const struct expert_product *p = arg;
-    const struct dispatch *d = p->dispatch;
-    const struct engine *e = d->engine;
+    const struct colibri_dispatch *d = p->dispatch;
     uint32_t x = d->active[item / p->chunks], begin = item % p->chunks * p->chunk;
-    uint32_t first = d->start[x], rows = p->tensor.rows;
-    colibri_expert record;
+    uint32_t first = d->start[x];
     colibri_matrix w;
     colibri_matmul m = {0};
     (void)worker;
-    (void)colibri_image_expert(e->image, d->first + x, &record);
-    colibri_matrix_init(&w, &p->tensor, e->weights + (size_t)(record.offset + p->tensor.offset));
+    matrix_of(p, x, &w, &m);
     colibri_matmul_inputs(&m, &w, p->in);
-    if (p->biased)
-        m.bias = (const float *)(const void *)(e->weights + (size_t)(record.offset + p->bias));
     m.in_rows = p->in_rows + first;
     m.out_rows = d->slot + first;
     m.out = p->out;
-    m.out_stride = rows;
+    m.out_stride = p->rows;
     m.tokens = d->start[x + 1] - first;
-    e->kernels->matmul(&m, begin, rows - begin < p->chunk ? rows : begin + p->chunk);
+    d->engine->kernels->matmul(&m, begin, p->rows - begin < p->chunk ? p->rows : begin + p->chunk);
 }
 
-static void expert_product(const struct dispatch *d, uint32_t role, struct activations *in,
-                           const uint16_t *in_rows, float *out)
+void colibri_dispatch_product(const struct colibri_dispatch *d, uint32_t role, struct activations *in,
+                              const uint16_t *in_rows, float *out)
 {
     const struct engine *e = d->engine;
     struct expert_product p = {.dispatch = d, .in = in, .in_rows = in_rows, .out = out};
     colibri_tensor bias;
     (void)colibri_image_find(e->image, d->layer, role, &p.tensor);
-    p.biased = colibri_image_find(e->image, d->layer, role + 3, &bias) == COLIBRI_OK;
-    p.bias = bias.offset;
-    p.chunk = colibri_chunk(e, p.tensor.rows);
-    p.chunks = colibri_divide_up(p.tensor.rows, p.chunk);
+    p.in_record = role >= COLIBRI_ROLE_EXPERT_GATE;
+    p.biased = p.in_record && colibri_image_find(e->image, d->layer, role + 3, &bias) == COLIBRI_OK;
+    p.bias = p.biased ? bias.offset : 0;
+    p.rows = p.in_record ? p.tensor.rows : p.tensor.rows / e->image->config.experts;
+    p.chunk = colibri_chunk(e, p.rows);
+    p.chunks = colibri_divide_up(p.rows, p.chunk);
     colibri_quantize(e, in, p.tensor.group);
     colibri_run(e, d->active_count * p.chunks, expert_rows, &p);
 }
 
-static void trace_experts(const struct dispatch *d)
+static void trace_experts(const struct colibri_dispatch *d)
 {
     const struct engine *e = d->engine;
     const colibri_config *c = &e->image->config;
@@ -168,10 +172,11 @@ static void trace_experts(const struct dispatch *d)
 }
 
 struct combine {
-    const struct dispatch *dispatch;
+    const struct colibri_dispatch *dispatch;
     const float *outputs; /* one row a slot */
     const float *shared;  /* one row a token, or NULL */
     const float *gates;   /* the shared expert's score of each token, or NULL */
+    const float *bias;    /* one row for all, or NULL */
     float *in;            /* the block's input, one row a token: becomes its output */
     bool weighted;        /* the weights have not been used on the input already */
 };
@@ -189,7 +194,7 @@ static float output_of(const struct combine *c, uint32_t token, uint32_t k, uint
 static void combine_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct combine *c = arg;
-    const struct dispatch *d = c->dispatch;
+    const struct colibri_dispatch *d = c->dispatch;
     const colibri_config *config = &d->engine->image->config;
     const float *weights = d->weights + (size_t)token * config->top_k;
     float *row = c->in + (size_t)token * config->hidden;
@@ -203,12 +208,20 @@ static void combine_token(void *arg, uint32_t token, uint32_t worker)
         }
         if (c->shared != NULL)
             sum = sum + gate * c->shared[(size_t)token * config->hidden + i];
+        if (c->bias != NULL)
+            sum = sum + c->bias[i];
         row[i] = sum;
     }
 }
 
+void colibri_dispatch_combine(const struct colibri_dispatch *d, const float *outputs, const float *bias, float *out)
+{
+    struct combine c = {.dispatch = d, .outputs = outputs, .bias = bias, .in = out, .weighted = true};
+    colibri_run(d->engine, d->engine->tokens, combine_token, &c);
+}
+
 /* Runs the shared expert, when the model has one, with its gate's scores. */
-static void share(const struct dispatch *d, struct activations *in, struct combine *c)
+static void share(const struct colibri_dispatch *d, struct activations *in, struct combine *c)
 {
     const struct engine *e = d->engine;
     const colibri_config *config = &e->image->config;
@@ -227,22 +240,21 @@ static void share(const struct dispatch *d, struct activations *in, struct combi
 colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in)
 {
     const colibri_config *c = &e->image->config;
-    struct dispatch d = {.engine = e, .layer = layer};
-    lay_out(&d);
-    colibri_status status = route(&d, in);
+    struct colibri_dispatch d = {.engine = e, .layer = layer};
+    colibri_status status = colibri_dispatch_route(&d, COLIBRI_ROLE_ROUTER, in);
     if (status != COLIBRI_OK)
         return status;
-    pack(&d);
     struct activations inner = colibri_ffn_inner(e, e->tokens * c->top_k, c->expert_size);
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
     float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
-    expert_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values);
-    expert_product(&d, COLIBRI_ROLE_EXPERT_UP, in, d.token, up);
+    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values);
+    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_UP, in, d.token, up);
     colibri_activate(e, &inner, up, on_input ? d.weights : NULL);
-    expert_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs);
+    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs);
     trace_experts(&d);
-    struct combine combine = {&d, outputs, NULL, NULL, in->values, !on_input};
+    struct combine combine = {&d, outputs, NULL, NULL,
+                              colibri_vector_of(e, layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
     share(&d, in, &combine);
     colibri_run(e, e->tokens, combine_token, &combine);
     return COLIBRI_OK;

@@ -122,7 +122,7 @@ static void embed_token(void *arg, uint32_t token, uint32_t worker)
         row[i] = row[i] * s->engine->image->config.embedding_scale;
 }
 
-static void mix(const struct engine *e, uint32_t l, const colibri_layer *kind, struct activations *normed)
+static colibri_status mix(const struct engine *e, uint32_t l, const colibri_layer *kind, struct activations *normed)
 {
     colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_ATTENTION_NORM,
                  COLIBRI_ROLE_ATTENTION_NORM_BIAS, normed);
@@ -134,9 +134,11 @@ static void mix(const struct engine *e, uint32_t l, const colibri_layer *kind, s
     if (kind->mixer == COLIBRI_MIXER_CONV)
         colibri_conv(e, l, normed);
 #endif
-    if (kind->mixer == COLIBRI_MIXER_ATTENTION)
-        colibri_attention(e, l, normed);
+    colibri_status status = COLIBRI_OK;
+    if (kind->mixer == COLIBRI_MIXER_ATTENTION || kind->mixer == COLIBRI_MIXER_EXPERTS)
+        status = colibri_attention(e, l, normed);
     colibri_add_block(e, l, COLIBRI_ROLE_ATTENTION_POST_NORM, normed);
+    return status;
 }
 
 #if COLIBRI_WITH_BESIDE
@@ -198,8 +200,9 @@ static colibri_status layer(const struct engine *e, uint32_t l, struct activatio
     colibri_layer kind;
     colibri_image_layer(e->image, l, &kind);
     colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
-    mix(e, l, &kind, normed);
-    colibri_status status = feed(e, l, &kind, normed);
+    colibri_status status = mix(e, l, &kind, normed);
+    if (status == COLIBRI_OK)
+        status = feed(e, l, &kind, normed);
 #if COLIBRI_WITH_BESIDE
     if (kind.flags & COLIBRI_LAYER_RELEASE)
         add_beside(e, hidden);

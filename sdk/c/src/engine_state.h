@@ -75,7 +75,8 @@ void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const str
 void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, struct activations *y);
 
 /* attention.c, latent.c, conv.c: normed.values become the block's output. */
-void colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+/* NONFINITE when a router of attention's experts says so. */
+colibri_status colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_latent_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_conv(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_trace_attention(const struct engine *e, uint32_t layer, uint32_t planes, uint32_t elements);

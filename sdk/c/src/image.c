@@ -131,18 +131,22 @@ static bool layer_built(const colibri_layer *l)
         return false;
     if (!COLIBRI_WITH_CONV && l->mixer == COLIBRI_MIXER_CONV)
         return false;
+    if (!COLIBRI_WITH_EXPERT_ATTENTION && l->mixer == COLIBRI_MIXER_EXPERTS)
+        return false;
     return COLIBRI_WITH_LATENT || l->mixer != COLIBRI_MIXER_LATENT;
 }
 
 /* Sizes of the layer's own, and a hold that the next layer releases. */
 static bool layer_ok(const colibri_layer *l, bool held, const colibri_config *c)
 {
-    return l->mixer - 1u < COLIBRI_MIXER_CONV && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
+    return l->mixer - 1u < COLIBRI_MIXER_EXPERTS && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
            l->flags <= 127 && (l->window == 0 || l->chunk == 0) && l->kv_heads <= c->heads &&
            c->heads % l->kv_heads == 0 && l->head_size >= 2 && l->head_size <= 1024 &&
            l->head_size % 2 == 0 && held == ((l->flags & COLIBRI_LAYER_RELEASE) != 0) &&
            (l->ffn == COLIBRI_FFN_BOTH || !(l->flags & COLIBRI_LAYER_HOLD)) &&
-           (l->mixer != COLIBRI_MIXER_LATENT || l->rope == 1);
+           (l->mixer != COLIBRI_MIXER_LATENT || l->rope == 1) &&
+           (l->mixer != COLIBRI_MIXER_EXPERTS || (l->ffn == COLIBRI_FFN_MOE && c->top_k <= 64 &&
+                                                  c->heads == c->top_k * l->kv_heads));
 }
 
 static colibri_status check_layers(colibri_image *image, colibri_error *error)

@@ -147,7 +147,7 @@ static uint32_t bad_layer_sizes(const colibri_image *image)
         uint32_t rotated = l.rope == 2 && c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size;
         if (c->heads * l.head_size > 131072)
             return WORD(head_size);
-        if (l.rope != 0 && l.mixer == COLIBRI_MIXER_ATTENTION && rotated > l.head_size)
+        if (l.rope != 0 && l.mixer != COLIBRI_MIXER_CONV && rotated > l.head_size)
             return WORD(rope_size);
     }
     return UINT32_MAX;
@@ -181,12 +181,12 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 enum dimension {
     ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE, HEADS, ATTENDED,
     QUERY_INPUT, QUERY_LATENT, LATENT, LATENT_ROPE, HEAD_LATENTS, HEAD_REST, HEAD_VALUES, HIDDEN_3,
-    TAPS, ROTATIONS_2
+    TAPS, ROTATIONS_2, EXPERT_KEYS, EXPERT_HIDDEN
 };
 enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16 };
 enum when {
     ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENDING, ATTENTION_LAYER, VALUE_LAYER,
-    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER,
+    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, OUT_LAYER, EXPERT_ATTENTION_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER,
     SHARED_GATED
 };
 enum { VECTOR = F32_ONLY | OPTIONAL };
@@ -196,10 +196,10 @@ static const struct rule {
 } rules[] = {
     /* ascending within the layer's and within the global part */
     {COLIBRI_ROLE_ATTENTION_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
-    {COLIBRI_ROLE_QUERY, QUERIES, QUERY_INPUT, 0, ATTENDING},
+    {COLIBRI_ROLE_QUERY, QUERIES, QUERY_INPUT, 0, OUT_LAYER},
     {COLIBRI_ROLE_KEY, KEYS, HIDDEN, 0, ATTENTION_LAYER},
     {COLIBRI_ROLE_VALUE, KEYS, HIDDEN, 0, VALUE_LAYER},
-    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, ATTENDED, 0, ATTENDING},
+    {COLIBRI_ROLE_ATTENTION_OUT, HIDDEN, ATTENDED, 0, OUT_LAYER},
     {COLIBRI_ROLE_QUERY_BIAS, ONE, QUERIES, VECTOR, ATTENTION_LAYER},
     {COLIBRI_ROLE_KEY_BIAS, ONE, KEYS, VECTOR, ATTENTION_LAYER},
     {COLIBRI_ROLE_VALUE_BIAS, ONE, KEYS, VECTOR, VALUE_LAYER},
@@ -210,6 +210,7 @@ static const struct rule {
     {COLIBRI_ROLE_OUTPUT_GATE, QUERIES, HIDDEN, OPTIONAL | EXTRA, ATTENTION_LAYER},
     {COLIBRI_ROLE_ATTENTION_NORM_BIAS, ONE, HIDDEN, F32_ONLY, LAYER_NORMED},
     {COLIBRI_ROLE_ATTENTION_POST_NORM, ONE, HIDDEN, VECTOR, ALWAYS},
+    {COLIBRI_ROLE_ATTENTION_ROUTER, EXPERTS, HIDDEN, F32_ONLY, EXPERT_ATTENTION_LAYER},
     {COLIBRI_ROLE_FFN_NORM, ONE, HIDDEN, F32_ONLY, ALWAYS},
     {COLIBRI_ROLE_DENSE_GATE, DENSE, HIDDEN, 0, DENSE_LAYER},
     {COLIBRI_ROLE_DENSE_UP, DENSE, HIDDEN, 0, DENSE_LAYER},
@@ -238,6 +239,9 @@ static const struct rule {
     {COLIBRI_ROLE_EXPERTS_NORM, ONE, HIDDEN, VECTOR, BOTH_LAYER},
     {COLIBRI_ROLE_EXPERTS_POST_NORM, ONE, HIDDEN, VECTOR, BOTH_LAYER},
     {COLIBRI_ROLE_DENSE_POST_NORM, ONE, HIDDEN, VECTOR, BOTH_LAYER},
+    {COLIBRI_ROLE_EXPERTS_BIAS, ONE, HIDDEN, VECTOR, MOE_LAYER},
+    {COLIBRI_ROLE_EXPERT_QUERY, EXPERT_KEYS, HIDDEN, 0, EXPERT_ATTENTION_LAYER},
+    {COLIBRI_ROLE_EXPERT_ATTENTION_OUT, EXPERT_HIDDEN, KEYS, 0, EXPERT_ATTENTION_LAYER},
     {COLIBRI_ROLE_EXPERT_GATE, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_UP, EXPERT, HIDDEN, IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_DOWN, HIDDEN, EXPERT, IN_RECORD, MOE_LAYER},
@@ -280,6 +284,8 @@ static uint32_t dimension(const colibri_config *c, const colibri_layer *l, uint3
     case HEAD_VALUES: return c->heads * c->value_size;
     case HIDDEN_3: return c->hidden * 3;
     case TAPS: return c->conv_size;
+    case EXPERT_KEYS: return c->experts * l->kv_heads * l->head_size; /* 4096 * 131072 at most */
+    case EXPERT_HIDDEN: return c->experts * c->hidden;
     default: return 1;
     }
 }
@@ -287,11 +293,13 @@ static uint32_t dimension(const colibri_config *c, const colibri_layer *l, uint3
 static bool layer_applies(const colibri_config *c, const colibri_layer *l, uint32_t when)
 {
     bool moe = (l->ffn & COLIBRI_FFN_MOE) != 0, latent = l->mixer == COLIBRI_MIXER_LATENT;
+    bool heads = l->mixer == COLIBRI_MIXER_ATTENTION || l->mixer == COLIBRI_MIXER_EXPERTS;
     switch (when) {
     case ATTENDING: return l->mixer != COLIBRI_MIXER_CONV;
-    case ATTENTION_LAYER: return l->mixer == COLIBRI_MIXER_ATTENTION;
-    case VALUE_LAYER:
-        return l->mixer == COLIBRI_MIXER_ATTENTION && !(l->flags & COLIBRI_LAYER_KEY_IS_VALUE);
+    case OUT_LAYER: return l->mixer == COLIBRI_MIXER_ATTENTION || latent;
+    case ATTENTION_LAYER: return heads;
+    case VALUE_LAYER: return heads && !(l->flags & COLIBRI_LAYER_KEY_IS_VALUE);
+    case EXPERT_ATTENTION_LAYER: return l->mixer == COLIBRI_MIXER_EXPERTS;
     case LATENT_LAYER: return latent;
     case QUERY_LATENT_LAYER: return latent && c->query_latent != 0;
     case CONV_LAYER: return l->mixer == COLIBRI_MIXER_CONV;

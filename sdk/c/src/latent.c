@@ -24,9 +24,7 @@ struct latent {
 /* A product for each head: out[token][head] = tensor's rows of the head x in[token][head]. */
 struct heads_product {
     const struct engine *engine;
-    colibri_matrix matrix;        /* of one head */
-    size_t codes_a_head;
-    size_t scales_a_head;
+    colibri_matrix matrix;        /* of all heads */
     const struct activations *in; /* a row for each token and head */
     float *out;
     uint32_t out_stride;          /* between heads */
@@ -39,8 +37,7 @@ static void head_rows(void *arg, uint32_t head, uint32_t worker)
     colibri_matrix w = p->matrix;
     colibri_matmul m = {0};
     (void)worker;
-    w.codes += p->codes_a_head * head;
-    w.scales = w.scales != NULL ? w.scales + p->scales_a_head * head : NULL;
+    colibri_matrix_rows(&w, head * (w.rows / heads), w.rows / heads);
     colibri_matmul_inputs(&m, &w, p->in);
     m.values += (size_t)head * m.value_stride;
     m.codes = m.codes != NULL ? m.codes + (size_t)head * m.code_stride : NULL;
@@ -62,9 +59,6 @@ static void each_head(const struct engine *e, uint32_t layer, uint32_t role, str
     struct heads_product p = {.engine = e, .in = in, .out = out, .out_stride = out_stride};
     (void)colibri_image_find(e->image, layer, role, &t);
     colibri_matrix_init(&p.matrix, &t, e->weights + (size_t)t.offset);
-    p.matrix.rows = t.rows / heads;
-    p.codes_a_head = (size_t)p.matrix.rows * p.matrix.stride;
-    p.scales_a_head = (size_t)p.matrix.rows * p.matrix.groups;
     colibri_quantize(e, in, p.matrix.group);
     colibri_run(e, heads, head_rows, &p);
     colibri_trace(e, COLIBRI_EVENT_MATMUL, layer, role, e->tokens, t.bytes,

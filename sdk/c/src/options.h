@@ -31,6 +31,9 @@
 #ifndef COLIBRI_WITH_LATENT /* multi-head latent attention */
 #define COLIBRI_WITH_LATENT 1
 #endif
+#ifndef COLIBRI_WITH_EXPERT_ATTENTION /* attention made of experts */
+#define COLIBRI_WITH_EXPERT_ATTENTION 1
+#endif
 #ifndef COLIBRI_WITH_CONV /* short convolutions */
 #define COLIBRI_WITH_CONV 1
 #endif

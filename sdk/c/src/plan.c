@@ -25,6 +25,11 @@ static uint32_t larger(uint32_t a, uint32_t b)
     return a > b ? a : b;
 }
 
+static uint64_t larger64(uint64_t a, uint64_t b)
+{
+    return a > b ? a : b;
+}
+
 static void set(struct sizes *s, uint32_t kind, uint32_t rows, uint64_t row_bytes, uint32_t intensity)
 {
     s->ok = s->ok && colibri_mul(rows, row_bytes, &s->bytes[kind]);
@@ -107,7 +112,7 @@ static void widest(const colibri_image *image, uint32_t *queries, uint32_t *keys
         if (l.mixer == COLIBRI_MIXER_CONV)
             continue;
         *queries = larger(*queries, image->config.heads * l.head_size);
-        if (l.mixer == COLIBRI_MIXER_ATTENTION)
+        if (l.mixer != COLIBRI_MIXER_LATENT)
             *keys = larger(*keys, l.kv_heads * l.head_size * 2);
     }
 }
@@ -127,10 +132,14 @@ static struct widths widths_of(const colibri_image *image, uint32_t small, uint3
         return w;
     w.codes = padded(row, large);
     w.scales = colibri_divide_up(row, small);
+    if (has_role(image, COLIBRI_ROLE_EXPERT_QUERY)) { /* each choice's heads are a row of their own */
+        uint32_t part = queries / c->top_k;
+        w.codes = larger64(w.codes, (uint64_t)c->top_k * padded(part, large));
+        w.scales = larger(w.scales, c->top_k * colibri_divide_up(part, small));
+    }
     if (wide != 0) { /* each head's part is a row of its own */
         uint32_t part = larger(c->head_size - c->rope_size, c->latent_size);
-        w.codes = w.codes > (uint64_t)c->heads * padded(part, large) ? w.codes
-                                                                     : (uint64_t)c->heads * padded(part, large);
+        w.codes = larger64(w.codes, (uint64_t)c->heads * padded(part, large));
         w.scales = larger(w.scales, c->heads * colibri_divide_up(part, small));
     }
     return w;
@@ -182,9 +191,8 @@ static void size_ffn(const colibri_image *image, const colibri_limits *l, struct
     uint64_t inner_codes = (uint64_t)l->batch * padded(inner, large);
     uint64_t routed_scales = (uint64_t)slots * colibri_divide_up(c->expert_size, small);
     uint64_t inner_scales = (uint64_t)l->batch * colibri_divide_up(inner, small);
-    set(s, COLIBRI_BUFFER_FFN_CODES, 1, routed_codes > inner_codes ? routed_codes : inner_codes, busy);
-    set(s, COLIBRI_BUFFER_FFN_SCALES, 4,
-        routed_scales > inner_scales ? routed_scales : inner_scales, busy);
+    set(s, COLIBRI_BUFFER_FFN_CODES, 1, larger64(routed_codes, inner_codes), busy);
+    set(s, COLIBRI_BUFFER_FFN_SCALES, 4, larger64(routed_scales, inner_scales), busy);
 }
 
 static void size_all(const colibri_image *image, const colibri_limits *l, struct sizes *s)

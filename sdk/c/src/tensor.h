@@ -3,6 +3,7 @@
 #define COLIBRI_TENSOR_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "colibri/image.h"
 #include "colibri/kernels.h"
@@ -15,6 +16,14 @@ bool colibri_type_built(uint32_t type);
 
 /* Bytes of a tensor of a valid type (docs/spec.md section 4); false when the product does not fit. */
 bool colibri_tensor_bytes(const colibri_tensor *tensor, uint64_t *bytes);
+
+/* Narrows a matrix to some of its rows. */
+static inline void colibri_matrix_rows(colibri_matrix *m, uint32_t first, uint32_t rows)
+{
+    m->codes += (size_t)first * m->stride;
+    m->scales = m->scales != NULL ? m->scales + (size_t)first * m->groups : NULL;
+    m->rows = rows;
+}
 
 /* Values of one row of any type, dequantised. out: columns floats. */
 void colibri_row_values(const colibri_matrix *matrix, uint32_t row, float *out);

@@ -68,14 +68,18 @@ def _to_float32(values: Array) -> Floats:
 
 def scale_shape(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
     """Shape of the scales of an fp8 tensor."""
-    *outer, rows, columns = shape
-    return (*outer, -(-rows // block[0]), -(-columns // block[1]))
+    return tuple(-(-n // size) for n, size in zip(shape, _sizes(shape, block), strict=True))
+
+
+def _sizes(shape: tuple[int, ...], block: tuple[int, int]) -> tuple[int, ...]:
+    """Size of a block along each axis: 1 along those before the last two."""
+    return ((1,) * len(shape) + block)[-len(shape) :]
 
 
 def fp8(codes: Array, scales: Floats, block: tuple[int, int]) -> Coding:
     """Codes, and for each axis the index that each element has in the scales; views, no memory."""
-    sizes = (*(1 for _ in codes.shape[2:]), *block)
-    each = [np.arange(n, dtype=np.int32) // size for n, size in zip(codes.shape, sizes, strict=True)]
+    sizes = zip(codes.shape, _sizes(codes.shape, block), strict=True)
+    each = [np.arange(n, dtype=np.int32) // size for n, size in sizes]
     places = np.broadcast_arrays(*np.ix_(*each), codes)[:-1]
 
     def decode(codes: Array, *places: Array) -> Floats:
@@ -91,6 +95,7 @@ def mxfp4(blocks: Array, scales: Array) -> Coding:
 
 def _decode_mxfp4(blocks: Array, scales: Array) -> Floats:
     codes = np.stack([blocks & 15, blocks >> 4], axis=-1).reshape(*blocks.shape[:-1], 32)
-    values = np.ldexp(E2M1[codes], scales.astype(np.int32)[..., None] - 127)
+    with np.errstate(over="ignore"):  # infinity is told as such by the reader
+        values = np.ldexp(E2M1[codes], scales.astype(np.int32)[..., None] - 127)
     values[scales == NO_SCALE] = np.nan
     return np.asarray(values, np.float32).reshape(len(blocks), -1)

@@ -3,7 +3,8 @@
 
 Python's syntax for names, numbers, strings, lists, arithmetic, comparisons, ``in``, ``and``,
 ``or``, ``not``, ``a if c else b``, indices and slices, and the functions ``min``, ``max``, ``len``,
-``int``, ``log``, and for tensors ``reshape`` and ``transpose``; nothing else.
+``int``, ``log``, ``find`` (a value in nested tables, or a default), and for tensors ``reshape``
+and ``transpose``; nothing else.
 An expression can neither loop nor reach anything but the values it is given.
 
 >>> evaluate("(layer + 1) % step == 0", {"layer": 3, "step": 2})
@@ -22,8 +23,17 @@ import numpy as np
 
 Value = Any  # what JSON can hold
 
+def _find(table: Value, path: list[Value], default: Value) -> Value:
+    """What lies at a path of keys; JSON's keys are strings."""
+    for key in path:
+        if not isinstance(table, dict) or str(key) not in table:
+            return default
+        table = table[str(key)]
+    return table
+
+
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "min": min, "max": max, "len": len, "int": int, "log": math.log,
+    "min": min, "max": max, "len": len, "int": int, "log": math.log, "find": _find,
     "reshape": np.reshape, "transpose": np.transpose,
 }  # fmt: skip
 _BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {

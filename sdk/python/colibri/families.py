@@ -6,16 +6,22 @@ A descriptor is a TOML file in ``colibri/families``; a model of known parts need
     base        another descriptor (without .toml) that this one is laid over; false takes an
                 entry of it away. Files that start with _ are only bases
     [keys]      config.json keys that are read: type, default, limits, and where to look (`at`,
-                dotted paths; all places that have a value must agree)
+                dotted paths; all places that have a value must agree); `null` is the value of an
+                explicit null, where that is not the same as an absent key
     [[require]] conditions on several keys, with the value that would do
     [settings]  the image's settings as expressions over the keys
     [layer]     expressions for a layer (number `layer`): experts, and where needed latent, rope,
                 flags, window, chunk
-    [rope]      kind and theta, as expressions; `at`: where the scaling's own keys are
+    [rope]      kind and theta, as expressions; `at`: where the scaling's own keys are; `absent`:
+                the scaling of a config that has none; `size`: rotated elements. [rope_2] the same
+                for layers that rotate with the second set
+    [names]     more numbers for names of tensors, as expressions over `layer`
     [tensors]   role -> name, with {layer} and {expert}; `when` says whether the model has it;
-                `pick` takes a part out of a tensor x of the given `shape`. A list of these:
-                the first one that the checkpoint has
+                `pick` takes a part out of a tensor x of the given `shape`; `scales` is the tensor
+                of the scales of an mxfp4 tensor; `factor` multiplies the values; `zeros` stands in for a vector that no checkpoint
+                has. A list of these: the first one that the checkpoint has
     ignore      patterns of tensors that hold nothing to keep
+    extra_layers  expression: layers after the last which are left out (multi-token prediction)
     prefixes    dropped from the front of tensor names, as often as they occur
 
 Expressions are those of `colibri.expressions`.  Descriptors are chosen by architecture class.
@@ -38,7 +44,9 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from colibri.errors import CheckpointError
 from colibri.expressions import evaluate
-from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, LayerKind, Role, Settings
+from colibri.formats import check_method
+from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, SCOPES, LayerKind, Role, Settings
+from colibri.rope import Rope as Frequencies
 from colibri.rope import make_rope
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
@@ -47,6 +55,7 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "bool": ("true or false", (bool,)),
     "str": ("a string", (str,)),
     "list": ("a list", (list,)),
+    "dict": ("a table", (dict,)),
 }
 _FLOAT_MAX = float(np.finfo(np.float32).max)
 _WORDS = (
@@ -67,9 +76,10 @@ class _Strict(BaseModel):
 class Key(_Strict):
     """One key of config.json.  `default` is an expression over the keys before it."""
 
-    type: Literal["int", "float", "bool", "str", "list"]
+    type: Literal["int", "float", "bool", "str", "list", "dict"]
     items: Literal["int", "str"] = "str"
     default: str | None = None
+    null: str | None = None
     at: tuple[str, ...] = ()
     min: int | None = None
     above: float | None = None
@@ -111,10 +121,13 @@ class Require(_Strict):
 class TensorName(_Strict):
     """Name of a tensor without prefix, when a model has it, and which part of it is meant."""
 
-    name: str
+    name: str = ""
     when: str = "True"
     pick: str | None = None
     shape: str | None = None
+    scales: str | None = None
+    zeros: bool = False
+    factor: str = "1.0"
 
 
 class Layer(_Strict):
@@ -123,6 +136,7 @@ class Layer(_Strict):
     experts: str
     latent: str = "False"
     conv: str = "False"
+    expert_attention: str = "False"
     beside: str = "False"
     rope: str = "1"
     flags: str = "0"
@@ -138,6 +152,8 @@ class Rope(_Strict):
     kind: str
     theta: str
     at: tuple[str, ...] = ("rope_parameters", "rope_scaling")
+    absent: dict[str, str | bool | float] = {}
+    size: str = "rope_size"
 
 
 class Family(_Strict):
@@ -146,12 +162,15 @@ class Family(_Strict):
     name: str
     architectures: tuple[str, ...]
     ignore: tuple[str, ...] = ()
+    extra_layers: str = "0"
     prefixes: tuple[str, ...] = ("model.", "language_model.")
     keys: dict[str, Key]
     require: tuple[Require, ...] = ()
     settings: dict[str, str]
     layer: Layer
     rope: Rope
+    rope_2: Rope | None = None
+    names: dict[str, str] = {}
     tensors: dict[str, tuple[TensorName, ...]] = Field(min_length=1)
 
     @field_validator("tensors", mode="before")
@@ -169,11 +188,13 @@ class Family(_Strict):
 
 
 class Place(NamedTuple):
-    """A tensor of a checkpoint, and which part of it."""
+    """A tensor of a checkpoint, and which part of it; without a name, zeros."""
 
     name: str
     shape: tuple[int, ...] | None = None
     pick: Callable[[NDArray[Any]], NDArray[Any]] | None = None
+    scales: str | None = None
+    factor: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -205,6 +226,7 @@ class Model:
     layers: tuple[LayerKind, ...]
     ropes: dict[str, NDArray[np.float32]]
     tensors: tuple[Wanted, ...]
+    ignore: tuple[str, ...]
     notes: tuple[str, ...]
 
     def settings_of(self, layer: int | None) -> Settings:
@@ -233,11 +255,13 @@ def _read_descriptor(name: str) -> dict[str, Any]:
 
 
 def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Tables are merged, false takes an entry away, anything else replaces."""
+    """Tables are merged, conditions added, false takes an entry away, anything else replaces."""
     merged = dict(base)
     for key, value in own.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict) and "type" not in value:
             merged[key] = _laid_over(base[key], value)
+        elif key == "require":
+            merged[key] = [*base.get(key, []), *value]
         else:
             merged[key] = value
     return {key: value for key, value in merged.items() if value is not False}
@@ -253,29 +277,45 @@ def describe(config: dict[str, Any], file: Path) -> Model:
     """
     architecture = _architecture(config, file)
     family = families()[architecture]
+    check_method(config, file)
     values = _read_keys(family, config, file)
-    count = min(values[_count_key(family)], RANGES["layers"][1])
+    count = min(evaluate(family.settings["layers"], values), RANGES["layers"][1])
     kinds = tuple(_layer(family.layer, values, layer) for layer in range(count))
     settings, notes = _settings(family, values, kinds, file)
-    kind, theta = evaluate(family.rope.kind, values), evaluate(family.rope.theta, values)
-    scaling = next((t for at in family.rope.at if (t := _look_up(config, at))), {})
-    rope = make_rope(kind, theta, settings.rope_size, settings.context, scaling, file)
-    settings = replace(settings, rope_scale=float(np.float32(settings.rope_scale * rope.scale)),
-                       context=min(settings.context, rope.context))  # fmt: skip
-    ropes = {"rope": rope.frequencies} if settings.rope_size else {}
+    ropes = _ropes(family, values, settings, kinds, config, file)
+    scale = ropes["rope"].scale if "rope" in ropes else 1.0
+    settings = replace(settings, rope_scale=float(np.float32(settings.rope_scale * scale)),
+                       context=min(settings.context, *(r.context for r in ropes.values()), MAX_CONTEXT))  # fmt: skip
+    notes = (*notes, *(note for rope in ropes.values() for note in rope.notes))
     wanted = tuple(_wanted(family, values, settings, kinds))
-    return Model(family, architecture, settings, kinds, ropes, wanted, (*notes, *rope.notes))
+    beyond = range(settings.layers, settings.layers + evaluate(family.extra_layers, values))
+    ignore = (*family.ignore, *(f"layers.{layer}.*" for layer in beyond))
+    frequencies = {name: rope.frequencies for name, rope in ropes.items()}
+    return Model(family, architecture, settings, kinds, frequencies, wanted, ignore, notes)
+
+
+def _ropes(
+    family: Family, values: dict[str, Any], settings: Settings, kinds: tuple[LayerKind, ...],
+    config: dict[str, Any], file: Path,
+) -> dict[str, Frequencies]:  # fmt: skip
+    """The sets of frequencies that some layer rotates with."""
+    used = {kind.rope for kind in kinds if not kind.conv} if settings.rope_size else set()
+    made = {}
+    for number, (name, rope) in enumerate({"rope": family.rope, "rope_2": family.rope_2}.items(), 1):
+        if number not in used or rope is None:
+            continue
+        names = {**asdict(settings), **values}
+        scaling = next((t for at in rope.at if (t := _look_up(config, at))), rope.absent)
+        made[name] = make_rope(evaluate(rope.kind, names), evaluate(rope.theta, names),
+                               evaluate(rope.size, names), settings.context, scaling, file)  # fmt: skip
+    return made
 
 
 def _layer(layer: Layer, values: dict[str, Any], number: int) -> LayerKind:
     names = {**values, "layer": number}
     given = {field: evaluate(text, names) for field, text in layer.model_dump().items()}
-    kinds = {field: bool(given[field]) for field in ("experts", "latent", "conv", "beside")}
+    kinds = {field: bool(given[field]) for field in ("experts", "latent", "conv", "expert_attention", "beside")}
     return LayerKind(**{**given, **kinds})
-
-
-def _count_key(family: Family) -> str:
-    return family.settings["layers"]
 
 
 def _architecture(config: dict[str, Any], file: Path) -> str:
@@ -304,12 +344,15 @@ def _read_keys(family: Family, config: dict[str, Any], file: Path) -> dict[str, 
 def _read_key(
     name: str, key: Key, config: dict[str, Any], values: dict[str, Any], file: Path
 ) -> Any:
-    found = {p: v for p in key.at or (name,) if (v := _look_up(config, p)) is not None}
+    places = key.at or (name,)
+    found = {p: v for p in places if (v := _look_up(config, p)) is not None}
     for path, value in found.items():
         if not key.accepts(value):
             raise CheckpointError(f"is {_json(value)}", file=file, field=path,
                                   hint=f"valid is {key.valid()}")  # fmt: skip
     if not found:
+        if key.null is not None and any(_is_there(config, p) for p in places):
+            return evaluate(key.null, values)
         if key.default is None:
             raise CheckpointError("is missing", file=file, field=name,
                                   hint=f"valid is {key.valid()}")  # fmt: skip
@@ -331,6 +374,12 @@ def _look_up(config: dict[str, Any], path: str) -> Any:
     for part in path.split("."):
         value = value.get(part) if isinstance(value, dict) else None
     return value
+
+
+def _is_there(config: dict[str, Any], path: str) -> bool:
+    *outer, last = path.split(".")
+    table = _look_up(config, ".".join(outer)) if outer else config
+    return isinstance(table, dict) and last in table
 
 
 def _settings(
@@ -395,6 +444,8 @@ def _wanted(
             for expert in records if role.scope == "expert" else (None,):
                 own = settings if layer is None else kinds[layer].settings(settings)
                 names = {**asdict(own), **values, "layer": layer, "expert": expert}
+                if layer is not None:
+                    names |= {n: evaluate(e, names) for n, e in family.names.items()}
                 places = tuple(_places(family.tensors[role.name], names))
                 if places:
                     yield Wanted(role, layer, expert, places)
@@ -404,24 +455,24 @@ def _places(tensors: tuple[TensorName, ...], names: dict[str, Any]) -> Iterator[
     for tensor in tensors:
         if not evaluate(tensor.when, names):
             continue
-        name = tensor.name.format(layer=names["layer"], expert=names["expert"])
+        name, scales = tensor.name.format(**names), tensor.scales and tensor.scales.format(**names)
+        factor = float(evaluate(tensor.factor, names))
         if tensor.pick is None or tensor.shape is None:
-            yield Place(name)
+            yield Place(name, scales=scales, factor=factor)
         else:
             pick = tensor.pick
             yield Place(name, tuple(evaluate(tensor.shape, names)),
-                        lambda x, pick=pick: evaluate(pick, {**names, "x": x}))  # fmt: skip
+                        lambda x, pick=pick: evaluate(pick, {**names, "x": x}), scales, factor)  # fmt: skip
 
 
 def _belongs(role: Role, layer: int | None, kinds: tuple[LayerKind, ...]) -> bool:
     if layer is None:
         return role.scope == "global"
     kind = kinds[layer]
-    scopes = {"layer", kind.mixer}
+    scopes = {"layer"} | SCOPES[kind.mixer]
     scopes |= {"moe", "expert"} if kind.experts else set()
     scopes |= {"dense"} if kind.dense else set()
     scopes |= {"both"} if kind.beside else set()
-    scopes |= set() if kind.conv else {"attending"}
     return role.scope in scopes
 
 
@@ -431,7 +482,7 @@ def _is(value: Any, kind: str) -> bool:
     if not isinstance(value, _TYPES[kind][1]):
         return False
     # Beyond 2^53 floats and integers part ways, and no setting of a model is that large.
-    return kind in ("str", "list") or _in_range(value)
+    return kind in ("str", "list", "dict") or _in_range(value)
 
 
 def _in_range(value: Any) -> bool:

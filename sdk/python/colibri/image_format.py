@@ -95,6 +95,7 @@ class LayerKind:
     experts: bool
     latent: bool = False
     conv: bool = False
+    expert_attention: bool = False
     beside: bool = False
     rope: int = 1
     flags: int = 0
@@ -105,8 +106,9 @@ class LayerKind:
 
     @property
     def mixer(self) -> str:
-        """``attention``, ``latent`` or ``conv``."""
-        return "latent" if self.latent else "conv" if self.conv else "attention"
+        """``attention``, ``latent``, ``conv`` or ``experts``."""
+        named = {"latent": self.latent, "conv": self.conv, "experts": self.expert_attention}
+        return next((name for name, has in named.items() if has), "attention")
 
     @property
     def dense(self) -> bool:
@@ -139,9 +141,8 @@ Size = Callable[[Settings], int]
 class Role:
     """What a tensor is for, where it belongs and which shape it has.
 
-    scope: ``global``, ``layer`` (every layer), ``attention``, ``latent`` or ``conv`` (layers with
-    that mixer), ``attending`` (the first two), ``dense`` or ``moe`` (layers with that
-    feed-forward), ``both`` (with both), ``expert`` (once per expert of a layer).  part: the name under which a recipe sets the types
+    scope: ``global``, ``layer`` (every layer), a mixer's (see SCOPES), ``dense`` or ``moe`` (layers
+    with that feed-forward), ``both`` (with both), ``expert`` (once per expert of a layer).  part: the name under which a recipe sets the types
     of several roles at once; roles without one are always f32.
     """
 
@@ -217,13 +218,14 @@ _ROLES = (
     _vector(21, "query_bias", "attention", _queries),
     _vector(22, "key_bias", "attention", _keys),
     _vector(23, "value_bias", "attention", _keys),
-    _vector(24, "attention_out_bias", "attending", _hidden),
+    _vector(24, "attention_out_bias", "mixing", _hidden),
     _vector(25, "query_norm", "attention", lambda c: c.head_size),
     _vector(26, "key_norm", "attention", lambda c: c.head_size),
     _vector(27, "sinks", "attention", lambda c: c.heads),
     Role(28, "output_gate", "attention", _queries, _hidden, "attention"),
     _vector(29, "attention_norm_bias", "layer", _hidden),
     _vector(30, "attention_post_norm", "layer", _hidden),
+    Role(31, "attention_router", "expert_attention", _experts, _hidden),
     _vector(32, "ffn_norm", "layer", _hidden),
     *_mlp(33, "dense", "dense", "dense", lambda c: c.dense_size),
     _vector(36, "ffn_norm_bias", "layer", _hidden),
@@ -250,11 +252,23 @@ _ROLES = (
     _vector(57, "experts_norm", "both", _hidden),
     _vector(58, "experts_post_norm", "both", _hidden),
     _vector(59, "dense_post_norm", "both", _hidden),
+    _vector(60, "experts_bias", "moe", _hidden),
+    Role(61, "expert_query", "expert_attention", lambda c: c.experts * _keys(c), _hidden,
+         "attention"),
+    Role(62, "expert_attention_out", "expert_attention", lambda c: c.experts * c.hidden, _keys,
+         "attention"),
     *_mlp(64, "expert", "expert", "experts", _expert),
     _vector(67, "expert_gate_bias", "expert", _expert),
     _vector(68, "expert_up_bias", "expert", _expert),
     _vector(69, "expert_down_bias", "expert", _hidden),
 )  # fmt: skip
+# Roles of layers by mixer; mixing: all that end in a projection of heads.
+SCOPES = {
+    "attention": {"attention", "attending", "mixing"},
+    "latent": {"latent", "attending", "mixing"},
+    "experts": {"attention", "expert_attention", "mixing"},
+    "conv": {"conv"},
+}
 # A norm of queries or keys covers each head, or all of them at once.
 WHOLE_NORMS: dict[str, Size] = {"query_norm": _queries, "key_norm": _keys}
 ROLES: dict[str, Role] = {role.name: role for role in _ROLES}

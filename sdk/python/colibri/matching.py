@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 from colibri.checkpoint import Checkpoint
 from colibri.errors import CheckpointError
 from colibri.families import Model, Place, Wanted
+from colibri.formats import block_size
 from colibri.image_format import WHOLE_NORMS, Settings
 from colibri.tensor_file import Tensor
 
@@ -35,7 +36,7 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
     found = _without_prefixes(checkpoint.tensors, model.family.prefixes)
     away = {_strip(n, model.family.prefixes): path for n, path in checkpoint.missing.items()}
     wanted = [w for w in model.tensors if not (model.settings.tied and w.role.name == "output")]
-    places = {id(w): next((p for p in w.places if p.name in found), None) for w in wanted}
+    places = {id(w): _place(w, found) for w in wanted}
     absent = [w.name for w in wanted if places[id(w)] is None]
     for name in absent:
         if name in away:
@@ -47,14 +48,46 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
                               hint=_missing_hint(absent, model))  # fmt: skip
     notes = _missing_notes(away, wanted) + _tied_notes(model, found)
     taken = [(w, place) for w in wanted if (place := places[id(w)])]
-    used = {place.name for _, place in taken}
+    block = block_size(checkpoint.config, checkpoint.config_file)
+    scales = {p.name: _scales_of(found[p.name], p) for _, p in taken if p.name}
+    used = set(scales) | {name for name in scales.values() if name}
     if model.settings.tied:
         used.add(_output_name(model))
     _refuse_unused(checkpoint, model, found, used)
-    pairs = tuple((w, _part(found[place.name], place)) for w, place in taken)
+    whole = {n: _with_scales(found[n], s, found, block) for n, s in scales.items()}
+    pairs = tuple(
+        (w, _part(whole[p.name], p) if p.name else _zeros(w, model, checkpoint)) for w, p in taken
+    )
     for w, tensor in pairs:
         _check_shape(w, tensor, model.settings_of(w.layer))
     return Matched(pairs, tuple(notes))
+
+
+def _place(wanted: Wanted, found: dict[str, Tensor]) -> Place | None:
+    return next((p for p in wanted.places if not p.name or p.name in found), None)
+
+
+def _zeros(wanted: Wanted, model: Model, checkpoint: Checkpoint) -> Tensor:
+    size = wanted.role.columns(model.settings_of(wanted.layer))
+    return Tensor.zeros(wanted.role.name, checkpoint.folder, size)
+
+
+def _scales_of(tensor: Tensor, place: Place) -> str | None:
+    """Name of the tensor that holds another one's scales."""
+    return f"{place.name}_scale_inv" if tensor.dtype == "F8_E4M3" else place.scales
+
+
+def _with_scales(
+    tensor: Tensor, scales: str | None, found: dict[str, Tensor], block: tuple[int, int]
+) -> Tensor:
+    if scales is None:
+        return tensor
+    if scales not in found:
+        raise CheckpointError(f"is {tensor.dtype} and has no scales", file=tensor.file,
+                              field=tensor.name, hint=f"the checkpoint must have {scales}")  # fmt: skip
+    if tensor.dtype == "F8_E4M3":
+        return tensor.with_fp8_scales(found[scales], block)
+    return tensor.with_mxfp4_scales(found[scales])
 
 
 def _strip(name: str, prefixes: tuple[str, ...]) -> str:
@@ -108,7 +141,7 @@ def _refuse_unused(
 ) -> None:
     unused = [
         tensor.name for name, tensor in found.items() if name not in used
-        and not any(fnmatchcase(name, pattern) for pattern in model.family.ignore)
+        and not any(fnmatchcase(name, pattern) for pattern in model.ignore)
     ]  # fmt: skip
     if unused:
         raise CheckpointError(
@@ -118,6 +151,7 @@ def _refuse_unused(
 
 
 def _part(tensor: Tensor, place: Place) -> Tensor:
+    tensor = replace(tensor, factor=place.factor)
     if place.pick is None:
         return tensor
     if tensor.shape != place.shape:

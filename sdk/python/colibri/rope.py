@@ -89,6 +89,14 @@ def _default(theta: float, size: int, context: int, _: _Table) -> Rope:
     return Rope(np.float32(1) / _powers(theta, size), 1.0, context)
 
 
+def _proportional(theta: float, size: int, context: int, table: _Table) -> Rope:
+    """The first pairs rotate as in a head of `size`, the others stand still."""
+    rotated = int(table.number("partial_rotary_factor", 1.0) * size // 2)
+    frequencies = np.float32(1) / _powers(theta, size)
+    frequencies[rotated:] = 0
+    return Rope(frequencies / np.float32(table.number("factor", 1.0)), 1.0, context)
+
+
 def _linear(theta: float, size: int, context: int, table: _Table) -> Rope:
     frequencies = np.float32(1) / _powers(theta, size)
     return Rope(frequencies / np.float32(table.number("factor")), 1.0, context)
@@ -131,8 +139,9 @@ def _llama3(theta: float, size: int, context: int, table: _Table) -> Rope:
     low, high = table.number("low_freq_factor"), table.number("high_freq_factor")
     frequencies = np.float32(1) / _powers(theta, size)
     waves = np.float32(2 * math.pi) / frequencies
-    blend = (np.float32(original) / waves - np.float32(low)) / np.float32(high - low)
-    between = (1 - blend) * (frequencies / np.float32(factor)) + blend * frequencies
+    with np.errstate(divide="ignore", invalid="ignore"):  # low == high: nothing lies between
+        blend = (np.float32(original) / waves - np.float32(low)) / np.float32(high - low)
+        between = (1 - blend) * (frequencies / np.float32(factor)) + blend * frequencies
     result = np.where(waves > original / low, frequencies / np.float32(factor), frequencies)
     middle = (waves <= original / low) & (waves >= original / high)
     return Rope(np.where(middle, between, result).astype(np.float32), 1.0, context)
@@ -153,5 +162,5 @@ def _longrope(theta: float, size: int, context: int, table: _Table) -> Rope:
 # Up to the model's own context, dynamic scaling changes nothing.
 _KINDS: dict[str, Callable[[float, int, int, _Table], Rope]] = {
     "default": _default, "linear": _linear, "dynamic": _default, "yarn": _yarn,
-    "llama3": _llama3, "longrope": _longrope,
+    "llama3": _llama3, "longrope": _longrope, "proportional": _proportional,
 }  # fmt: skip

@@ -53,6 +53,7 @@ class Tensor:
     shape: tuple[int, ...]
     raw: memoryview = field(repr=False)
     coded: Callable[[], Coding] | None = field(default=None, repr=False)  # None: as floats
+    factor: float = 1.0  # multiplies every value, in float32
 
     @classmethod
     def zeros(cls, name: str, file: Path, size: int) -> Tensor:
@@ -64,13 +65,14 @@ class Tensor:
 
         `pick` sees stored elements; of mxfp4 it sees blocks, so it has to leave the last axis alone.
         """
-        coded = self._coding().picked(pick)
-        return replace(self, shape=_shape_of(coded), coded=lambda: coded)
+        whole = self._coding
+        shape = _shape_of(whole()._replace(arrays=(pick(whole().arrays[0]),)))
+        return replace(self, shape=shape, coded=lambda: whole().picked(pick))
 
     def with_fp8_scales(self, scales: Tensor, block: tuple[int, int]) -> Tensor:
         """The tensor of codes together with the scales of its blocks."""
-        if len(self.shape) < 2 or scales.shape != (expected := scale_shape(self.shape, block)):
-            self._refuse_scales(scales, expected if len(self.shape) > 1 else ())
+        if scales.shape != scale_shape(self.shape, block):
+            self._refuse_scales(scales, scale_shape(self.shape, block))
         codes = np.frombuffer(self.raw, np.uint8).reshape(self.shape)
         values = np.concatenate(list(scales.rows(1 << 16))).reshape(scales.shape)
         return replace(self, coded=lambda: fp8(codes, values, block))
@@ -117,7 +119,7 @@ class Tensor:
         for start in range(0, count, step):
             part = coding.rows(start, start + step)
             self._check_finite(part, start)
-            yield part
+            yield part if self.factor == 1 else part * np.float32(self.factor)
 
     def _check_finite(self, part: NDArray[np.float32], start: int) -> None:
         finite = np.isfinite(part)

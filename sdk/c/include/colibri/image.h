@@ -40,6 +40,7 @@ enum {
     COLIBRI_ROLE_OUTPUT_GATE = 28, /* heads * head_size x hidden: sigmoid of it times the attention output */
     COLIBRI_ROLE_ATTENTION_NORM_BIAS = 29,
     COLIBRI_ROLE_ATTENTION_POST_NORM = 30, /* on the block's output, before it is added */
+    COLIBRI_ROLE_ATTENTION_ROUTER = 31, /* experts x hidden, f32: chooses experts of attention */
     COLIBRI_ROLE_FFN_NORM = 32,
     COLIBRI_ROLE_DENSE_GATE = 33, /* dense_size x hidden */
     COLIBRI_ROLE_DENSE_UP = 34,
@@ -68,6 +69,9 @@ enum {
     COLIBRI_ROLE_EXPERTS_NORM = 57, /* layers with a dense FFN beside experts: the experts' own norm ... */
     COLIBRI_ROLE_EXPERTS_POST_NORM = 58, /* ... of their output ... */
     COLIBRI_ROLE_DENSE_POST_NORM = 59, /* ... and of the dense output, before both are added */
+    COLIBRI_ROLE_EXPERTS_BIAS = 60, /* 1 x hidden: added to the experts' sum */
+    COLIBRI_ROLE_EXPERT_QUERY = 61, /* experts * kv_heads * head_size x hidden: one expert after the other */
+    COLIBRI_ROLE_EXPERT_ATTENTION_OUT = 62, /* experts * hidden x kv_heads * head_size */
     COLIBRI_ROLE_EXPERT_GATE = 64, /* expert_size x hidden; from here on, roles of the expert's record */
     COLIBRI_ROLE_EXPERT_UP = 65,
     COLIBRI_ROLE_EXPERT_DOWN = 66,
@@ -81,7 +85,8 @@ enum { COLIBRI_FFN_DENSE = 1, COLIBRI_FFN_MOE = 2, COLIBRI_FFN_BOTH = 3 }; /* bo
 enum {
     COLIBRI_MIXER_ATTENTION = 1,
     COLIBRI_MIXER_LATENT = 2, /* multi-head latent attention: the cache holds the latent */
-    COLIBRI_MIXER_CONV = 3    /* gated short convolution: a state instead of a cache */
+    COLIBRI_MIXER_CONV = 3,   /* gated short convolution: a state instead of a cache */
+    COLIBRI_MIXER_EXPERTS = 4 /* attention made of experts (JetMoE): top_k * kv_heads heads */
 };
 
 /* How scores s become choices S and weights w. b: the selection vector, when the layer has one. */
