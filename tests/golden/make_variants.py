@@ -186,8 +186,9 @@ def describe(family: str, options: dict[str, Any]) -> dict[str, Any]:
     config = AutoConfig.for_model(own["_type"], **options)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     model.config.dtype = own.get("_dtype", "float32")
+    as_is = {"save_original_format": False} if own.get("_fused") else {}
     with tempfile.TemporaryDirectory() as folder:
-        model.save_pretrained(folder)
+        model.save_pretrained(folder, **as_is)
         written = json.loads((Path(folder) / "config.json").read_text())
         from safetensors.torch import load_file
 
@@ -200,8 +201,9 @@ def describe(family: str, options: dict[str, Any]) -> dict[str, Any]:
     written = {k: v for k, v in {**written, **own.get("_set", {})}.items() if v is not ...}
     tied = bool(getattr(config, "tie_word_embeddings", False))
     entries = {n: entry(n, t, tied, own.get("_embedding")) for n, t in sorted(state.items())}
+    more = {key: own[f"_{key}"] for key in ("more", "wrap") if f"_{key}" in own}
     return {"dtype": own.get("_dtype", "float32"), "length": own.get("_length", 24),
-            "config": written, "tensors": variants.fold(entries)}  # fmt: skip
+            "config": written, "tensors": variants.fold(entries), **more}  # fmt: skip
 
 
 def run_transformers(folder: Path) -> tuple[Run, list[torch.Tensor]]:
@@ -259,8 +261,9 @@ def make(family: str, name: str, options: dict[str, Any], folder: Path) -> dict[
     reasons = []
     for attempt in range(SEEDS):
         seed = zlib.crc32(f"{family}/{name}/{attempt}".encode())
-        variant = {"seed": seed, **{k: v for k, v in variant.items() if k not in ("seed", "crc32")}}
-        variants.write(folder, variant)
+        state = variants.weights(seed, variant["dtype"], variant["tensors"])
+        variants.write(folder, variant["config"], state)
+        variant |= {"seed": seed, "crc32": variants.checksum(state)}
         run, tensors = (run_deepseek_v1 if first else run_transformers)(folder)
         generator = torch.Generator().manual_seed(seed)
         vocabulary = variant["tensors"][next(n for n in variant["tensors"] if "embed" in n or "wte" in n)][0][0]

@@ -4,7 +4,9 @@
 Names that begin with _ are not options: _type the model type, _dtype of the weights, _length of the
 sequences, _embedding the embedding's scale (small: the norm's epsilon matters), _legacy rope_theta
 and rope_scaling as in older configs, _terse leaves out keys that equal the class default, _set
-changes keys of config.json (... takes one out).
+changes keys of config.json (... takes one out), _fused saves tensors as transformers holds them in
+memory, _more are tensors that the packer must leave alone and _wrap a class around the model (see
+tests/python/variants.py).
 """
 
 from __future__ import annotations
@@ -35,6 +37,16 @@ def longrope(size: int, **more: Any) -> Options:
 
 def family(model_type: str, common: Options, **variants: Options) -> dict[str, Options]:
     return {name: {**COMMON, **common, "_type": model_type, **own} for name, own in variants.items()}
+
+
+def spare_layer(layer: int) -> Options:
+    """Names that multi-token prediction adds behind the last layer; their shapes do not matter."""
+    own = ("eh_proj", "enorm", "hnorm", "embed_tokens", "shared_head.head", "shared_head.norm",
+           "input_layernorm", "post_attention_layernorm", "self_attn.o_proj", "self_attn.q_proj",
+           "mlp.gate", "mlp.experts.{0..2}.down_proj", "mlp.shared_experts.up_proj")  # fmt: skip
+    more = {f"model.layers.{layer}.{name}.weight": [[4, 4], 0.0, 1.0] for name in own}
+    more[f"model.layers.{layer}.mlp.gate.e_score_correction_bias"] = [[4], 0.0, 1.0]
+    return more
 
 
 SIGMOID: Options = dict(intermediate_size=40, moe_intermediate_size=24)
@@ -83,6 +95,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                            rope_parameters=rope("linear", factor=2.5), _legacy=True),
         dynamic=dict(num_local_experts=3, num_experts_per_tok=3, head_dim=12,
                      rope_parameters=rope("dynamic", factor=3.0), _dtype="float16"),
+        fused=dict(_fused=True, num_local_experts=5, num_experts_per_tok=2),
     ),
     "qwen2_moe": family("qwen2_moe", dict(intermediate_size=40, moe_intermediate_size=24, num_experts=8,
                                           num_experts_per_tok=2, shared_expert_intermediate_size=20),
@@ -99,6 +112,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                     num_experts_per_tok=1),
         linear=dict(hidden_size=72, num_attention_heads=3, num_key_value_heads=3, norm_topk_prob=True,
                     rope_parameters=rope("linear", factor=4.0), _legacy=True),
+        fused=dict(_fused=True, norm_topk_prob=True, num_experts=5, num_experts_per_tok=2),
     ),
     "olmoe": family("olmoe", dict(intermediate_size=24, num_experts=8, num_experts_per_tok=2, pad_token_id=1),
         norm_clip=dict(norm_topk_prob=True, clip_qkv=0.8, num_experts=5, num_experts_per_tok=3),
@@ -112,6 +126,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                    num_key_value_heads=4, _terse=True, _embedding=0.02, _set={"num_key_value_heads": ...}),
         clip_linear=dict(clip_qkv=1.5, attention_bias=True, rope_parameters=rope("linear", factor=2.0),
                          _legacy=True),
+        fused=dict(_fused=True, num_experts=5),
     ),
     "qwen3_moe": family("qwen3_moe", dict(intermediate_size=40, moe_intermediate_size=24, num_experts=8,
                                           num_experts_per_tok=2),
@@ -126,6 +141,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         no_head_dim=dict(num_attention_heads=8, num_key_value_heads=4, _terse=True, _embedding=0.02),
         llama3=dict(head_dim=24, num_experts_per_tok=1, rope_parameters=rope("llama3", 5e5, **LLAMA3)),
         window=dict(head_dim=16, use_sliding_window=True, sliding_window=5),
+        fused=dict(_fused=True, head_dim=16, norm_topk_prob=True, num_experts=5),
     ),
     "granitemoe": family("granitemoe", GRANITE, **GRANITE_VARIANTS),
     "granitemoeshared": family("granitemoeshared", {**GRANITE, "shared_intermediate_size": 20},
@@ -153,6 +169,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                     rope_parameters=rope("yarn", **YARN), head_dim=8, _dtype="bfloat16"),
         terse=dict(num_experts_per_tok=1, _terse=True, _embedding=0.02, num_attention_heads=4,
                    num_key_value_heads=4, _set={"num_key_value_heads": 4}),
+        fused=dict(_fused=True, first_k_dense_replace=1, n_routed_experts=5),
     ),
     "glm4_moe": family("glm4_moe", {**SIGMOID, "n_routed_experts": 8, "num_experts_per_tok": 2,
                                     "head_dim": 24, "num_nextn_predict_layers": 0},
@@ -169,6 +186,8 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(hidden_size=96, num_key_value_heads=4, rms_norm_eps=1e-5, _terse=True, _embedding=0.02,
                    rope_parameters=rope(partial_rotary_factor=0.5), _legacy=True,
                    _set={"partial_rotary_factor": ...}),
+        mtp=dict(num_nextn_predict_layers=1, _more=spare_layer(2), use_qk_norm=True, _fused=True,
+                 rope_parameters=rope(partial_rotary_factor=0.5)),
     ),
     "ernie4_5_moe": family("ernie4_5_moe", dict(intermediate_size=40, moe_intermediate_size=24,
                                                 moe_num_experts=8, moe_k=2, pad_token_id=0),
@@ -184,6 +203,9 @@ FAMILIES: dict[str, dict[str, Options]] = {
                    _embedding=0.02),
         head_dim=dict(hidden_size=80, num_attention_heads=2, moe_k=1, _dtype="bfloat16", rms_norm_eps=1e-2,
                       rope_parameters=rope("linear", factor=2.0), _legacy=True),
+        mtp=dict(_fused=True, _more={"model.mtp_block.0.self_attn.q_proj.weight": [[4, 4], 0.0, 1.0],
+                                      "model.mtp_emb_norm.0.weight": [[4], 0.0, 1.0],
+                                      "model.mtp_linear_proj.0.weight": [[4, 8], 0.0, 1.0]}),
     ),
     "hunyuan_v1_moe": family("hunyuan_v1_moe", dict(intermediate_size=24, num_experts=8, moe_topk=2,
                                                     pad_token_id=0),
@@ -195,6 +217,11 @@ FAMILIES: dict[str, dict[str, Options]] = {
         alpha=dict(head_dim=16, rope_parameters=rope("dynamic", factor=1.0, alpha=1000.0), _legacy=True),
         terse=dict(moe_topk=1, num_experts=1, num_key_value_heads=4, head_dim=12, max_position_embeddings=2048,
                    _terse=True, _embedding=0.02),
+        lists=dict(head_dim=16, moe_topk=[3, 3], _set={
+            "use_qk_norm": True, "use_mixed_mlp_moe": True, "num_shared_expert": [1, 1],
+            "moe_intermediate_size": [24, 24], "attention_head_dim": 16, "cla_share_factor": 2,
+            "use_cla": False, "norm_type": "rms", "mlp_bias": False, "route_scale": 1.0}),
+        fused=dict(_fused=True, head_dim=16),
     ),
     "minimax_m2": family("minimax_m2", dict(intermediate_size=24, num_local_experts=8, num_experts_per_tok=2,
                                             head_dim=24),
@@ -209,6 +236,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                    rms_norm_eps=1e-6, _terse=True, _embedding=0.02),
         one=dict(num_experts_per_tok=1, rms_norm_eps=1e-2, num_attention_heads=6, num_key_value_heads=6,
                  rope_parameters=rope(theta=1e4)),
+        fused=dict(_fused=True, num_local_experts=5),
     ),
     "exaone_moe": family("exaone_moe", {**SIGMOID, "num_experts": 8, "num_experts_per_tok": 2,
                                         "sliding_window": 6, "pad_token_id": 0},
@@ -224,6 +252,8 @@ FAMILIES: dict[str, dict[str, Options]] = {
                        rope_parameters=rope("llama3", 1e6, **LLAMA3)),
         terse=dict(num_experts=64, num_experts_per_tok=8, moe_intermediate_size=8, num_hidden_layers=4,
                    num_key_value_heads=4, _terse=True, _embedding=0.02),
+        mtp=dict(_fused=True, _more={"mtp.layers.0.self_attn.q_proj.weight": [[4, 4], 0.0, 1.0],
+                                      "mtp.norm.weight": [[4], 0.0, 1.0]}),
     ),
     "solar_open": family("solar_open", dict(moe_intermediate_size=24, head_dim=24, n_routed_experts=8,
                                             num_experts_per_tok=2),
@@ -237,6 +267,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(head_dim=128, num_attention_heads=2, num_experts_per_tok=8, n_routed_experts=9,
                    num_key_value_heads=2, rope_parameters=rope(theta=1e6), max_position_embeddings=131072,
                    _terse=True, _embedding=0.02),
+        fused=dict(_fused=True, n_routed_experts=5),
     ),
     "flex_olmo": family("flex_olmo", dict(intermediate_size=24, num_experts=8, num_experts_per_tok=2,
                                           pad_token_id=0),
@@ -249,6 +280,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                    max_position_embeddings=4096, _terse=True, _embedding=0.02),
         linear=dict(num_experts_per_tok=1, hidden_size=72, num_attention_heads=3, num_key_value_heads=3,
                     rope_parameters=rope("linear", 5e5, factor=2.0), _legacy=True),
+        fused=dict(_fused=True, num_experts=5),
     ),
     "afmoe": family("afmoe", {**SIGMOID, "num_experts": 8, "num_experts_per_tok": 2, "head_dim": 24,
                               "sliding_window": 6, "num_dense_layers": 1},
@@ -262,6 +294,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                    num_key_value_heads=4, max_position_embeddings=16384, _terse=True, _embedding=0.02),
         linear=dict(num_shared_experts=3, num_experts_per_tok=1, num_hidden_layers=3, head_dim=8,
                        rope_parameters=rope("linear", factor=2.0), _legacy=True),
+        fused=dict(_fused=True, num_experts=5),
     ),
     "llama": family("llama", dict(intermediate_size=40),
         mqa_tied=dict(num_key_value_heads=1, tie_word_embeddings=True, _legacy=True),
@@ -280,7 +313,8 @@ FAMILIES: dict[str, dict[str, Options]] = {
         mqa_tied=dict(num_key_value_heads=1, tie_word_embeddings=True, _legacy=True),
         bias=dict(attention_bias=True, head_dim=8, rms_norm_eps=1e-2),
         window=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1, num_hidden_layers=3),
-        yarn=dict(rope_parameters=rope("yarn", 1e6, beta_fast=16.0, beta_slow=2.0, **YARN), head_dim=40,
+        yarn=dict(rope_parameters=rope("yarn", 1e6, beta_fast=16.0, beta_slow=2.0, factor=3.0,
+                                       original_max_position_embeddings=32), head_dim=40,
                   _length=48, _dtype="bfloat16"),
         terse=dict(head_dim=128, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32768,
                    _terse=True, _embedding=0.02),
@@ -302,6 +336,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(n_routed_experts=64, num_experts_per_tok=6, moe_intermediate_size=8, first_k_dense_replace=0,
                    max_position_embeddings=2048, _terse=True, _embedding=0.02),
         linear=dict(rope_parameters=rope("linear", factor=2.0), _legacy=True),
+        fused=dict(_fused=True, first_k_dense_replace=1),
     ),
     "deepseek_v3": family("deepseek_v3", {**MLA, "num_nextn_predict_layers": 0, "first_k_dense_replace": 1,
                                           "n_group": 1, "topk_group": 1},
@@ -321,6 +356,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(n_routed_experts=64, num_experts_per_tok=8, n_group=8, topk_group=4, moe_intermediate_size=8,
                    first_k_dense_replace=3, num_hidden_layers=5, max_position_embeddings=4096,
                    routed_scaling_factor=2.5, _terse=True, _embedding=0.02),
+        mtp=dict(num_nextn_predict_layers=1, _more=spare_layer(2), _fused=True),
     ),
     "glm4_moe_lite": family("glm4_moe_lite", {**MLA, "num_nextn_predict_layers": 0},
         groups=dict(n_routed_experts=24, n_group=4, topk_group=2, num_experts_per_tok=6, num_hidden_layers=3),
@@ -333,6 +369,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         yarn=dict(rope_parameters=rope("yarn", mscale=1.0, mscale_all_dim=1.0, **YARN)),
         terse=dict(n_routed_experts=64, num_experts_per_tok=4, moe_intermediate_size=8,
                    max_position_embeddings=202752, _terse=True, _embedding=0.02),
+        mtp=dict(num_nextn_predict_layers=1, _more=spare_layer(2), _fused=True),
     ),
     "phimoe": family("phimoe", dict(intermediate_size=24, num_local_experts=8, attention_bias=True,
                                     lm_head_bias=True, router_jitter_noise=0.05),
@@ -346,6 +383,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(num_local_experts=16, attention_bias=False, lm_head_bias=False, router_jitter_noise=0.01,
                    num_attention_heads=8, num_key_value_heads=8, rope_parameters=rope(theta=1e6),
                    max_position_embeddings=131072, _terse=True, _embedding=0.02),
+        fused=dict(_fused=True, num_local_experts=5),
     ),
     "gpt_oss": family("gpt_oss", dict(head_dim=16, intermediate_size=24, num_local_experts=8,
                                       num_experts_per_tok=2, sliding_window=6),
@@ -395,6 +433,8 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(head_dim=128, num_attention_heads=2, num_key_value_heads=2, attention_chunk_size=8192,
                    floor_scale=8192, num_local_experts=16, rope_parameters=rope(theta=5e5),
                    max_position_embeddings=131072, _terse=True, _embedding=0.02),
+        wrapped=dict(attention_bias=True, _wrap={
+            "class": "Llama4ForConditionalGeneration", "type": "llama4", "names": {"": "language_model."}}),
     ),
     "lfm2_moe": family("lfm2_moe", dict(intermediate_size=40, moe_intermediate_size=24, num_experts=8,
                                         num_experts_per_tok=2, num_dense_layers=1, pad_token_id=0,
@@ -410,6 +450,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                    layer_types=["conv", "full_attention", "conv"], num_dense_layers=2, num_key_value_heads=4,
                    rope_parameters=rope(theta=1e6), max_position_embeddings=128000, _terse=True,
                    _embedding=0.02),
+        fused=dict(_fused=True, num_experts=5),
     ),
     "gemma4_text": family("gemma4_text", dict(intermediate_size=40, moe_intermediate_size=24, num_experts=8,
                                               top_k_experts=2, enable_moe_block=True, head_dim=16,
@@ -424,6 +465,8 @@ FAMILIES: dict[str, dict[str, Options]] = {
                                       "sliding_attention", "full_attention"]),
         all_experts=dict(top_k_experts=8, tie_word_embeddings=False, final_logit_softcapping=30.0,
                          num_key_value_heads=4),
+        wrapped=dict(_wrap={"class": "Gemma4ForConditionalGeneration", "type": "gemma4",
+                            "names": {"model.": "model.language_model."}}),
     ),
     "jetmoe": family("jetmoe", dict(intermediate_size=24, kv_channels=16, num_local_experts=8,
                                     num_experts_per_tok=2, num_attention_heads=None),
@@ -445,5 +488,6 @@ FAMILIES: dict[str, dict[str, Options]] = {
                        rms_norm_eps=1e-2, tie_word_embeddings=True),
         bias=dict(attention_bias=True, moe_topk=12, routed_scaling_factor=1.0),
         yarn=dict(rope_parameters=rope("yarn", 1e7, **YARN), num_attention_heads=2, num_key_value_heads=2),
+        mtp=dict(_fused=True, _more={"model.mtp.layers.0.self_attn.q_proj.weight": [[4, 4], 0.0, 1.0]}),
     ),
 }  # fmt: skip

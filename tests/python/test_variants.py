@@ -81,7 +81,7 @@ def test_variant(tmp_path: Path, family: str, name: str) -> None:
         pytest.skip(f"no descriptor of {family} yet")
     variant, reference = variants.load(family)[name], variants.reference(family, name)
     image = tmp_path / "variant.colibri"
-    pack(variants.write(tmp_path / "checkpoint", variant), image, quant="f32")
+    pack(variants.checkpoint(tmp_path / "checkpoint", variant), image, quant="f32")
     for row, ids in enumerate(reference["input_ids"]):
         run = Run(image, ids.size + reference["greedy"].shape[1])
         logits = run.infer(ids)

@@ -90,25 +90,49 @@ def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
     return ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
 
 
-def weights(variant: dict[str, Any]) -> ck.Tensors:
-    """Every tensor of a checkpoint as its file has it (bfloat16 as bits)."""
+def weights(seed: int, dtype: str, tensors: dict[str, Entry]) -> ck.Tensors:
+    """Every tensor as a file has it (bfloat16 as bits)."""
     stored = {"float32": np.asarray, "float16": lambda a: a.astype(np.float16), "bfloat16": to_bf16}
     return {
-        name: stored[variant["dtype"]](values(variant["seed"], name, entry))
-        for name, entry in sorted(expand(variant["tensors"]).items())
+        name: stored[dtype](values(seed, name, entry))
+        for name, entry in sorted(expand(tensors).items())
     }
 
 
-def write(folder: Path, variant: dict[str, Any]) -> Path:
-    """A variant's checkpoint folder; the file's checksum must be that of the reference's."""
-    data = ck.safetensors_bytes(weights(variant))
-    crc = variant.setdefault("crc32", zlib.crc32(data))
-    if crc != zlib.crc32(data):
-        raise AssertionError("the weights are not those that the reference was computed with")
+def checksum(tensors: ck.Tensors) -> int:
+    return zlib.crc32(b"".join(array.tobytes() for array in tensors.values()))
+
+
+def write(folder: Path, config: dict[str, Any], tensors: ck.Tensors) -> Path:
+    """A checkpoint folder."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(variant["config"]))
-    (folder / "model.safetensors").write_bytes(data)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "model.safetensors").write_bytes(ck.safetensors_bytes(tensors))
     return folder
+
+
+def checkpoint(folder: Path, variant: dict[str, Any]) -> Path:
+    """A variant as a publisher would have it.
+
+    That is what the reference was computed with, and where the variant says so: ``more``, tensors
+    that a model of tokens has no use for, and ``wrap``, a class around the language model: its name
+    and type, and what stands before the names of tensors.
+    """
+    tensors = weights(variant["seed"], variant["dtype"], variant["tensors"])
+    if checksum(tensors) != variant["crc32"]:
+        raise AssertionError("the weights are not those that the reference was computed with")
+    config = variant["config"]
+    tensors |= weights(variant["seed"], variant["dtype"], variant.get("more", {}))
+    if wrap := variant.get("wrap"):
+        tensors = {_renamed(name, wrap["names"]): array for name, array in tensors.items()}
+        config = {"architectures": [wrap["class"]], "model_type": wrap["type"],
+                  "text_config": {k: v for k, v in config.items() if k != "architectures"}}  # fmt: skip
+    return write(folder, config, tensors)
+
+
+def _renamed(name: str, prefixes: dict[str, str]) -> str:
+    found = next((old for old in prefixes if name.startswith(old)), None)
+    return name if found is None else prefixes[found] + name.removeprefix(found)
 
 
 def load(family: str) -> dict[str, dict[str, Any]]:

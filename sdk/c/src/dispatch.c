@@ -148,7 +148,7 @@ void colibri_dispatch_product(const struct colibri_dispatch *d, uint32_t role, s
     struct expert_product p = {.dispatch = d, .in = in, .in_rows = in_rows, .out = out};
     colibri_tensor bias;
     (void)colibri_image_find(e->image, d->layer, role, &p.tensor);
-    p.in_record = role >= COLIBRI_ROLE_EXPERT_GATE;
+    p.in_record = colibri_role_in_record(role);
     p.biased = p.in_record && colibri_image_find(e->image, d->layer, role + 3, &bias) == COLIBRI_OK;
     p.bias = p.biased ? bias.offset : 0;
     p.rows = p.in_record ? p.tensor.rows : p.tensor.rows / e->image->config.experts;

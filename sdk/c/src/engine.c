@@ -130,6 +130,10 @@ static colibri_status mix(const struct engine *e, uint32_t l, const colibri_laye
     if (kind->mixer == COLIBRI_MIXER_LATENT)
         colibri_latent_attention(e, l, normed);
 #endif
+#if COLIBRI_WITH_LINEAR
+    if (kind->mixer >= COLIBRI_MIXER_DELTA)
+        colibri_linear_attention(e, l, normed);
+#endif
 #if COLIBRI_WITH_CONV
     if (kind->mixer == COLIBRI_MIXER_CONV)
         colibri_conv(e, l, normed);
@@ -222,7 +226,8 @@ static colibri_status project(const struct engine *e, uint32_t wanted, struct ac
     const float *weight = colibri_vector_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_OUTPUT_NORM);
     const float *bias = colibri_vector_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_OUTPUT_NORM_BIAS);
     for (uint32_t i = 0; i < wanted; i++)
-        colibri_norm_row(e, hidden + (size_t)colibri_wanted(e)[i] * c->hidden, weight, bias, c->hidden,
+        colibri_norm_row(e, hidden + (size_t)colibri_wanted(e)[i] * c->hidden, weight, bias,
+                         c->output_epsilon > 0.0f ? c->output_epsilon : c->norm_epsilon, c->hidden,
                          normed->values + (size_t)i * c->hidden);
     normed->rows = wanted;
     normed->group = 0;
@@ -314,7 +319,7 @@ static uint32_t place_step(struct engine *e, const colibri_batch *b, uint32_t be
 /* After a failed call. A cache forgets by its length; a recurrent state cannot go back. */
 static void take_back(const struct engine *e, uint32_t *length, const uint32_t *saved)
 {
-    bool recurrent = e->stepped && e->image->conv_layers != 0;
+    bool recurrent = e->stepped && e->image->conv_layers + e->image->linear_layers != 0;
     for (uint32_t s = 0; s < e->limits.sequences; s++)
         length[s] = recurrent && length[s] != saved[s] ? BROKEN : saved[s];
 }

@@ -61,7 +61,7 @@ void colibri_quantize(const struct engine *e, struct activations *a, uint32_t gr
 void colibri_norm(const struct engine *e, const float *x, uint32_t layer, uint32_t role, uint32_t bias_role,
                   struct activations *out);
 void colibri_norm_row(const struct engine *e, const float *x, const float *weight, const float *bias,
-                      uint32_t columns, float *out);
+                      float epsilon, uint32_t columns, float *out);
 
 /* out[row] = tensor x in[row] (+ bias), rows stride floats apart. bias_role 0: none. */
 void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
@@ -78,6 +78,7 @@ void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_nor
 /* NONFINITE when a router of attention's experts says so. */
 colibri_status colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_latent_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+void colibri_linear_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_conv(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_trace_attention(const struct engine *e, uint32_t layer, uint32_t planes, uint32_t elements);
 

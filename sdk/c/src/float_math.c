@@ -53,6 +53,14 @@ float colibri_log(float x)
     return m + y + COLIBRI_LN2_HIGH * e;
 }
 
+/* max(x, 0) + log(1 + u) with u = exp(-|x|); log(1 + u) by Kahan's correction of 1 + u. */
+float colibri_softplus(float x)
+{
+    float u = colibri_exp(x > 0.0f ? -x : x), w = 1.0f + u;
+    float y = w == 1.0f ? u : colibri_log(w) * (u / (w - 1.0f));
+    return x > 0.0f ? x + y : y;
+}
+
 float colibri_rsqrt(float x)
 {
     float half = 0.5f * x;

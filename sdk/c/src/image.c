@@ -129,6 +129,8 @@ static bool layer_built(const colibri_layer *l)
         return false;
     if (!COLIBRI_WITH_ATTENTION_EXTRAS && l->flags != 0)
         return false;
+    if (!COLIBRI_WITH_LINEAR && l->mixer >= COLIBRI_MIXER_DELTA)
+        return false;
     if (!COLIBRI_WITH_CONV && l->mixer == COLIBRI_MIXER_CONV)
         return false;
     if (!COLIBRI_WITH_EXPERT_ATTENTION && l->mixer == COLIBRI_MIXER_EXPERTS)
@@ -139,7 +141,7 @@ static bool layer_built(const colibri_layer *l)
 /* Sizes of the layer's own, and a hold that the next layer releases. */
 static bool layer_ok(const colibri_layer *l, bool held, const colibri_config *c)
 {
-    return l->mixer - 1u < COLIBRI_MIXER_EXPERTS && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
+    return l->mixer - 1u < COLIBRI_MIXER_MAMBA2 && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
            l->flags <= 127 && (l->window == 0 || l->chunk == 0) && l->kv_heads <= c->heads &&
            c->heads % l->kv_heads == 0 && l->head_size >= 2 && l->head_size <= 1024 &&
            l->head_size % 2 == 0 && held == ((l->flags & COLIBRI_LAYER_RELEASE) != 0) &&
@@ -165,7 +167,8 @@ static colibri_status check_layers(colibri_image *image, colibri_error *error)
         image->dense_layers += (l.ffn & COLIBRI_FFN_DENSE) != 0;
         image->latent_layers += l.mixer == COLIBRI_MIXER_LATENT;
         image->conv_layers += l.mixer == COLIBRI_MIXER_CONV;
-        image->rope_sets |= l.mixer == COLIBRI_MIXER_CONV ? 0u : l.rope;
+        image->linear_layers += l.mixer >= COLIBRI_MIXER_DELTA;
+        image->rope_sets |= colibri_layer_attends(&l) ? l.rope : 0u;
     }
     return held ? broken(error, image->layers) : COLIBRI_OK;
 }

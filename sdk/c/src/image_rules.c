@@ -36,7 +36,7 @@ static uint32_t bad_size_word(const colibri_config *c)
         return WORD(rope_size);
     if (c->tied > 1)
         return WORD(tied);
-    if (c->conv_size > 64)
+    if (c->conv_size == 1 || c->conv_size > 64)
         return WORD(conv_size);
     if (c->rope_size_2 > 1024 || c->rope_size_2 % 2 != 0)
         return WORD(rope_size_2);
@@ -53,6 +53,22 @@ static uint32_t bad_latent_word(const colibri_config *c, bool latent)
         return WORD(query_latent);
     if (latent && (c->rope_size == 0 || c->rope_size == c->head_size))
         return WORD(rope_size);
+    return UINT32_MAX;
+}
+
+static uint32_t bad_linear_word(const colibri_config *c, bool linear)
+{
+    if (!(linear ? within(c->linear_keys, 1, 1024) : c->linear_keys == 0))
+        return WORD(linear_keys);
+    if (!(linear ? within(c->linear_values, 1, 1024) && c->linear_values % c->linear_keys == 0
+                 : c->linear_values == 0))
+        return WORD(linear_values);
+    if (!(linear ? within(c->linear_key_size, 1, 1024) : c->linear_key_size == 0) ||
+        c->linear_keys * c->linear_key_size > 131072)
+        return WORD(linear_key_size);
+    if (!(linear ? within(c->linear_value_size, 1, 1024) : c->linear_value_size == 0) ||
+        c->linear_values * c->linear_value_size > 131072)
+        return WORD(linear_value_size);
     return UINT32_MAX;
 }
 
@@ -83,6 +99,8 @@ static uint32_t bad_float_word(const colibri_config *c)
         return WORD(router_epsilon);
     if (!(c->clip >= 0.0f))
         return WORD(clip);
+    if (!colibri_finite_bits(words[WORD(output_epsilon)]) || !(c->output_epsilon >= 0.0f))
+        return WORD(output_epsilon);
     if (!(c->latent_epsilon >= 0.0f))
         return WORD(latent_epsilon);
     if (!(c->logits_cap >= 0.0f))
@@ -147,7 +165,7 @@ static uint32_t bad_layer_sizes(const colibri_image *image)
         uint32_t rotated = l.rope == 2 && c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size;
         if (c->heads * l.head_size > 131072)
             return WORD(head_size);
-        if (l.rope != 0 && l.mixer != COLIBRI_MIXER_CONV && rotated > l.head_size)
+        if (l.rope != 0 && colibri_layer_attends(&l) && rotated > l.head_size)
             return WORD(rope_size);
     }
     return UINT32_MAX;
@@ -157,12 +175,14 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 {
     const colibri_config *c = &image->config;
     uint32_t bad = bad_size_word(c);
-    if (bad == UINT32_MAX && (c->conv_size != 0) != (image->conv_layers != 0))
+    if (bad == UINT32_MAX && (c->conv_size != 0) != (image->conv_layers + image->linear_layers != 0))
         bad = WORD(conv_size);
     if (bad == UINT32_MAX)
         bad = bad_layer_sizes(image);
     if (bad == UINT32_MAX)
         bad = bad_latent_word(c, image->latent_layers != 0);
+    if (bad == UINT32_MAX)
+        bad = bad_linear_word(c, image->linear_layers != 0);
     if (bad == UINT32_MAX)
         bad = bad_kind_word(c);
     if (bad == UINT32_MAX)
@@ -181,12 +201,12 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 enum dimension {
     ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE, HEADS, ATTENDED,
     QUERY_INPUT, QUERY_LATENT, LATENT, LATENT_ROPE, HEAD_LATENTS, HEAD_REST, HEAD_VALUES, HIDDEN_3,
-    TAPS, ROTATIONS_2, EXPERT_KEYS, EXPERT_HIDDEN
+    TAPS, ROTATIONS_2, EXPERT_KEYS, EXPERT_HIDDEN, CHANNELS, LINEAR_VALUES, LINEAR_HEADS, LINEAR_NORM
 };
 enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16 };
 enum when {
     ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENDING, ATTENTION_LAYER, VALUE_LAYER,
-    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, OUT_LAYER, EXPERT_ATTENTION_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER,
+    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, LINEAR_LAYER, DELTA_LAYER, MAMBA_LAYER, OUT_LAYER, EXPERT_ATTENTION_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER,
     SHARED_GATED
 };
 enum { VECTOR = F32_ONLY | OPTIONAL };
@@ -248,6 +268,17 @@ static const struct rule {
     {COLIBRI_ROLE_EXPERT_GATE_BIAS, ONE, EXPERT, VECTOR | IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_UP_BIAS, ONE, EXPERT, VECTOR | IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_EXPERT_DOWN_BIAS, ONE, HIDDEN, VECTOR | IN_RECORD, MOE_LAYER},
+    {COLIBRI_ROLE_LINEAR_IN, CHANNELS, HIDDEN, 0, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_GATE, LINEAR_VALUES, HIDDEN, 0, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_STEP, LINEAR_HEADS, HIDDEN, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_BETA, LINEAR_HEADS, HIDDEN, F32_ONLY, DELTA_LAYER},
+    {COLIBRI_ROLE_LINEAR_CONV, CHANNELS, TAPS, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_CONV_BIAS, ONE, CHANNELS, VECTOR, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_STEP_BIAS, ONE, LINEAR_HEADS, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_DECAY, ONE, LINEAR_HEADS, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_SKIP, ONE, LINEAR_HEADS, F32_ONLY, MAMBA_LAYER},
+    {COLIBRI_ROLE_LINEAR_NORM, ONE, LINEAR_NORM, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_OUT, HIDDEN, LINEAR_VALUES, 0, LINEAR_LAYER},
 }, global_rules[] = {
     {COLIBRI_ROLE_EMBEDDING, VOCABULARY, HIDDEN, 0, ALWAYS},
     {COLIBRI_ROLE_OUTPUT, VOCABULARY, HIDDEN, 0, UNTIED},
@@ -284,6 +315,11 @@ static uint32_t dimension(const colibri_config *c, const colibri_layer *l, uint3
     case HEAD_VALUES: return c->heads * c->value_size;
     case HIDDEN_3: return c->hidden * 3;
     case TAPS: return c->conv_size;
+    case CHANNELS: return 2 * c->linear_keys * c->linear_key_size + c->linear_values * c->linear_value_size;
+    case LINEAR_VALUES: return c->linear_values * c->linear_value_size;
+    case LINEAR_HEADS: return c->linear_values;
+    case LINEAR_NORM:
+        return (l->mixer == COLIBRI_MIXER_DELTA ? 1u : c->linear_values) * c->linear_value_size;
     case EXPERT_KEYS: return c->experts * l->kv_heads * l->head_size; /* 4096 * 131072 at most */
     case EXPERT_HIDDEN: return c->experts * c->hidden;
     default: return 1;
@@ -295,7 +331,10 @@ static bool layer_applies(const colibri_config *c, const colibri_layer *l, uint3
     bool moe = (l->ffn & COLIBRI_FFN_MOE) != 0, latent = l->mixer == COLIBRI_MIXER_LATENT;
     bool heads = l->mixer == COLIBRI_MIXER_ATTENTION || l->mixer == COLIBRI_MIXER_EXPERTS;
     switch (when) {
-    case ATTENDING: return l->mixer != COLIBRI_MIXER_CONV;
+    case ATTENDING: return colibri_layer_attends(l);
+    case LINEAR_LAYER: return l->mixer >= COLIBRI_MIXER_DELTA;
+    case DELTA_LAYER: return l->mixer == COLIBRI_MIXER_DELTA;
+    case MAMBA_LAYER: return l->mixer == COLIBRI_MIXER_MAMBA2;
     case OUT_LAYER: return l->mixer == COLIBRI_MIXER_ATTENTION || latent;
     case ATTENTION_LAYER: return heads;
     case VALUE_LAYER: return heads && !(l->flags & COLIBRI_LAYER_KEY_IS_VALUE);

@@ -12,6 +12,12 @@ enum { COLIBRI_LAYER_ENTRY = 16, COLIBRI_TENSOR_ENTRY = 48, COLIBRI_EXPERT_ENTRY
 /* False when the image has no such section; checked images have a place for every one that is needed. */
 bool colibri_find_section(const colibri_image *image, uint32_t kind, colibri_section *out);
 
+/* Whether a layer has heads over a cache; others have a state. */
+static inline bool colibri_layer_attends(const colibri_layer *l)
+{
+    return l->mixer != COLIBRI_MIXER_CONV && l->mixer < COLIBRI_MIXER_DELTA;
+}
+
 colibri_status colibri_check_config(const colibri_image *image, colibri_error *error);
 colibri_status colibri_check_tensors(const colibri_image *image, colibri_error *error);
 colibri_status colibri_check_experts(const colibri_image *image, colibri_error *error);

@@ -3,6 +3,7 @@
 
 #include "convert.h"
 #include "engine_state.h"
+#include "image_rules.h"
 
 struct shape {
     uint32_t planes;
@@ -16,7 +17,7 @@ static struct shape shape_of(const colibri_image *image, uint32_t layer)
     colibri_image_layer(image, layer, &l);
     if (l.mixer == COLIBRI_MIXER_LATENT)
         return (struct shape){1, c->latent_size + c->rope_size};
-    if (l.mixer == COLIBRI_MIXER_CONV)
+    if (!colibri_layer_attends(&l))
         return (struct shape){0, 0};
     return (struct shape){l.kv_heads * 2, l.head_size};
 }

@@ -34,6 +34,9 @@
 #ifndef COLIBRI_WITH_EXPERT_ATTENTION /* attention made of experts */
 #define COLIBRI_WITH_EXPERT_ATTENTION 1
 #endif
+#ifndef COLIBRI_WITH_LINEAR /* gated delta rule and Mamba 2 */
+#define COLIBRI_WITH_LINEAR 1
+#endif
 #ifndef COLIBRI_WITH_CONV /* short convolutions */
 #define COLIBRI_WITH_CONV 1
 #endif

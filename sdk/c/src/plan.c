@@ -6,9 +6,11 @@
 
 #include "buffers.h"
 #include "fail.h"
+#include "image_rules.h"
 #include "kv.h"
 #include "options.h"
 #include "size.h"
+#include "state.h"
 #include "tensor.h"
 
 /* How often a decoded token touches a byte of a buffer, in 1/16. */
@@ -109,7 +111,7 @@ static void widest(const colibri_image *image, uint32_t *queries, uint32_t *keys
     for (uint32_t i = 0; i < image->config.layers; i++) {
         colibri_layer l;
         colibri_image_layer(image, i, &l);
-        if (l.mixer == COLIBRI_MIXER_CONV)
+        if (!colibri_layer_attends(&l))
             continue;
         *queries = larger(*queries, image->config.heads * l.head_size);
         if (l.mixer != COLIBRI_MIXER_LATENT)
@@ -127,7 +129,10 @@ static struct widths widths_of(const colibri_image *image, uint32_t small, uint3
                                       has_role(image, COLIBRI_ROLE_OUTPUT_GATE) ? queries : 0),
                        .latent = larger(c->heads * wide, c->query_latent)};
     uint32_t row = larger(w.work, c->query_latent); /* the widest input of a product */
-    w.work = larger(w.work, c->conv_size != 0 ? c->hidden * 3 : 0);
+    uint32_t keys_2 = 2 * c->linear_keys * c->linear_key_size, values = c->linear_values * c->linear_value_size;
+    row = larger(row, values);
+    w.work = larger(w.work, image->conv_layers != 0 ? c->hidden * 3 : 0);
+    w.work = larger(w.work, keys_2 + 2 * values + 2 * c->linear_values);
     if (large == 0)
         return w;
     w.codes = padded(row, large);
@@ -205,9 +210,8 @@ static void size_all(const colibri_image *image, const colibri_limits *l, struct
     s->ok = s->ok && colibri_mul(position, l->sequences, &all) &&
             colibri_mul(all, l->context, &s->bytes[COLIBRI_BUFFER_KV]);
     s->intensity[COLIBRI_BUFFER_KV] = ONCE;
-    if (image->conv_layers != 0)
-        set(s, COLIBRI_BUFFER_RECURRENT, l->sequences * image->conv_layers,
-            (uint64_t)(image->config.conv_size - 1u) * image->config.hidden * 4, 2 * ONCE);
+    set(s, COLIBRI_BUFFER_RECURRENT, l->sequences,
+        colibri_state_floats(image, image->config.layers) * 4, 2 * ONCE);
     if (l->weights == COLIBRI_WEIGHTS_LOADED)
         s->bytes[COLIBRI_BUFFER_WEIGHTS] = image->bytes;
     s->intensity[COLIBRI_BUFFER_WEIGHTS] = ONCE / 2; /* of a mixture, a part is read a token */

@@ -88,9 +88,8 @@ static void layer_norm(const float *x, const float *weight, const float *bias, u
 #endif
 
 void colibri_norm_row(const struct engine *e, const float *x, const float *weight, const float *bias,
-                      uint32_t columns, float *out)
+                      float epsilon, uint32_t columns, float *out)
 {
-    float epsilon = e->image->config.norm_epsilon;
 #if COLIBRI_WITH_LAYER_NORM
     if (bias != NULL) {
         layer_norm(x, weight, bias, columns, epsilon, out);
@@ -114,7 +113,8 @@ static void norm_row(void *arg, uint32_t row, uint32_t worker)
     const struct norm_task *t = arg;
     size_t at = (size_t)row * t->out->stride;
     (void)worker;
-    colibri_norm_row(t->engine, t->x + at, t->weight, t->bias, t->out->columns, t->out->values + at);
+    colibri_norm_row(t->engine, t->x + at, t->weight, t->bias, t->engine->image->config.norm_epsilon,
+                     t->out->columns, t->out->values + at);
 }
 
 void colibri_norm(const struct engine *e, const float *x, uint32_t layer, uint32_t role, uint32_t bias_role,

@@ -58,7 +58,7 @@ colibri_status colibri_verify(const colibri_image *image, void *block, uint32_t 
     colibri_expert expert;
     for (uint32_t i = 0; status == COLIBRI_OK && i < image->tensor_count; i++) {
         (void)colibri_image_tensor(image, i, &tensor);
-        if (tensor.role < COLIBRI_ROLE_EXPERT_GATE)
+        if (!colibri_role_in_record(tensor.role))
             status = check(&source, i, tensor.offset, tensor.bytes, tensor.crc32, error);
     }
     for (uint32_t i = 0; status == COLIBRI_OK && i < image->expert_count; i++) {

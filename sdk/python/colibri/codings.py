@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """How tensors store their elements: as floats, or as small codes with scales beside them.
 
-fp8     codes of one byte (e4m3fn: sign, 4 exponent bits, bias 7, 3 fraction bits, no infinity); each
-        block of 128 x 128 of a matrix, the last ones ragged, has a scale that multiplies it.
+fp8     codes of one byte (e4m3fn: sign, 4 exponent bits, bias 7, 3 fraction bits, no infinity);
+        each block of 128 x 128 of a matrix, the last ones ragged, has a scale that multiplies it.
         Published with DeepSeek-V3 (arXiv 2412.19437)
 mxfp4   codes of four bits (e2m1), two in a byte, the low one first; each 32 of a row share a scale
         2 ** (byte - 127). OCP Microscaling Formats 1.0, in the layout of gpt-oss: blocks

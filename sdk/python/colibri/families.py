@@ -3,26 +3,29 @@
 
 A descriptor is a TOML file in ``colibri/families``; a model of known parts needs only that:
 
-    base        another descriptor (without .toml) that this one is laid over; false takes an
-                entry of it away. Files that start with _ are only bases
+    base        another descriptor (without .toml), or several, that this one is laid over; false
+                takes an entry of it away. Files that start with _ are only bases
     [keys]      config.json keys that are read: type, default, limits, and where to look (`at`,
                 dotted paths; all places that have a value must agree); `null` is the value of an
-                explicit null, where that is not the same as an absent key
+                explicit null, where that is not the same as an absent key; `when`: else
+                the key is not read; `uniform`: may be a list of one value per layer, all the same
+    [defaults]  defaults of keys, briefly: the class defaults of the original code
     [[require]] conditions on several keys, with the value that would do
     [settings]  the image's settings as expressions over the keys
     [layer]     expressions for a layer (number `layer`): experts, and where needed latent, rope,
-                flags, window, chunk
+                flags, window, chunk; `sliding` is a name that they may use
     [rope]      kind and theta, as expressions; `at`: where the scaling's own keys are; `absent`:
                 the scaling of a config that has none; `size`: rotated elements. [rope_2] the same
                 for layers that rotate with the second set
     [names]     more numbers for names of tensors, as expressions over `layer`
     [tensors]   role -> name, with {layer} and {expert}; `when` says whether the model has it;
                 `pick` takes a part out of a tensor x of the given `shape`; `scales` is the tensor
-                of the scales of an mxfp4 tensor; `factor` multiplies the values; `zeros` stands in for a vector that no checkpoint
+                of the scales of an mxfp4 tensor; `factor` multiplies the values, `plus` is added to them; `zeros` stands in for a vector that no checkpoint
                 has. A list of these: the first one that the checkpoint has
     ignore      patterns of tensors that hold nothing to keep
     extra_layers  expression: layers after the last which are left out (multi-token prediction)
     prefixes    dropped from the front of tensor names, as often as they occur
+    tested      how: golden (reference outputs), variants (other sizes), oracle (float64 formulas)
 
 Expressions are those of `colibri.expressions`.  Descriptors are chosen by architecture class.
 """
@@ -58,6 +61,7 @@ _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "dict": ("a table", (dict,)),
 }
 _FLOAT_MAX = float(np.finfo(np.float32).max)
+_ADDING = ("require", "ignore")
 _WORDS = (
     "router",
     "router_flags",
@@ -66,6 +70,8 @@ _WORDS = (
     "expert_size",
     "shared_size",
     "shared_flags",
+    "router_groups",
+    "router_groups_kept",
 )
 
 
@@ -80,6 +86,8 @@ class Key(_Strict):
     items: Literal["int", "str"] = "str"
     default: str | None = None
     null: str | None = None
+    when: str = "True"
+    uniform: bool = False
     at: tuple[str, ...] = ()
     min: int | None = None
     above: float | None = None
@@ -90,7 +98,7 @@ class Key(_Strict):
         if self.one_of:
             choices = " or ".join(_json(value) for value in self.one_of)
             return f"a list of {choices}" if self.type == "list" else choices
-        words = _TYPES[self.type][0]
+        words = _TYPES[self.type][0] + ", or a list of one per layer, all equal" * self.uniform
         if self.type == "list":
             words += f" of {'integers' if self.items == 'int' else 'strings'}"
         if self.min is not None:
@@ -128,15 +136,19 @@ class TensorName(_Strict):
     scales: str | None = None
     zeros: bool = False
     factor: str = "1.0"
+    plus: float = 0.0
 
 
 class Layer(_Strict):
     """What a layer is made of; see `LayerKind`."""
 
     experts: str
+    sliding: str = "False"
     latent: str = "False"
     conv: str = "False"
     expert_attention: str = "False"
+    delta: str = "False"
+    mamba2: str = "False"
     beside: str = "False"
     rope: str = "1"
     flags: str = "0"
@@ -161,6 +173,7 @@ class Family(_Strict):
 
     name: str
     architectures: tuple[str, ...]
+    tested: tuple[Literal["golden", "variants", "oracle"], ...] = ()
     ignore: tuple[str, ...] = ()
     extra_layers: str = "0"
     prefixes: tuple[str, ...] = ("model.", "language_model.")
@@ -195,6 +208,7 @@ class Place(NamedTuple):
     pick: Callable[[NDArray[Any]], NDArray[Any]] | None = None
     scales: str | None = None
     factor: float = 1.0
+    plus: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -250,17 +264,24 @@ def _read_descriptor(name: str) -> dict[str, Any]:
     """A descriptor file, laid over the one that it names as its base."""
     text = files("colibri").joinpath("families", name).read_text(encoding="utf-8")
     own = tomllib.loads(text)
-    base = own.pop("base", None)
-    return _laid_over(_read_descriptor(f"{base}.toml"), own) if base else own
+    bases, defaults = own.pop("base", []), own.pop("defaults", {})
+    merged: dict[str, Any] = {}
+    for base in [bases] if isinstance(bases, str) else bases:
+        merged = _laid_over(merged, _read_descriptor(f"{base}.toml"))
+    merged = _laid_over(merged, own)
+    for key, value in defaults.items():
+        default = value if isinstance(value, str) else repr(value)
+        merged["keys"][key] = {**merged["keys"][key], "default": default}
+    return merged
 
 
 def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
-    """Tables are merged, conditions added, false takes an entry away, anything else replaces."""
+    """Tables are merged, what is in `_ADDING` adds up, false takes away, anything else replaces."""
     merged = dict(base)
     for key, value in own.items():
         if isinstance(value, dict) and isinstance(base.get(key), dict) and "type" not in value:
             merged[key] = _laid_over(base[key], value)
-        elif key == "require":
+        elif key in _ADDING and isinstance(value, list):
             merged[key] = [*base.get(key, []), *value]
         else:
             merged[key] = value
@@ -299,23 +320,29 @@ def _ropes(
     config: dict[str, Any], file: Path,
 ) -> dict[str, Frequencies]:  # fmt: skip
     """The sets of frequencies that some layer rotates with."""
-    used = {kind.rope for kind in kinds if not kind.conv} if settings.rope_size else set()
+    used = {kind.rope for kind in kinds if kind.attends} if settings.rope_size else set()
     made = {}
     for number, (name, rope) in enumerate({"rope": family.rope, "rope_2": family.rope_2}.items(), 1):
         if number not in used or rope is None:
             continue
         names = {**asdict(settings), **values}
+        context = evaluate(family.settings["context"], values)  # before it is cut: scalings go by it
         scaling = next((t for at in rope.at if (t := _look_up(config, at))), rope.absent)
         made[name] = make_rope(evaluate(rope.kind, names), evaluate(rope.theta, names),
-                               evaluate(rope.size, names), settings.context, scaling, file)  # fmt: skip
+                               evaluate(rope.size, names), context, scaling, file)  # fmt: skip
     return made
 
 
 def _layer(layer: Layer, values: dict[str, Any], number: int) -> LayerKind:
     names = {**values, "layer": number}
-    given = {field: evaluate(text, names) for field, text in layer.model_dump().items()}
-    kinds = {field: bool(given[field]) for field in ("experts", "latent", "conv", "expert_attention", "beside")}
+    names["sliding"] = bool(evaluate(layer.sliding, names))
+    texts = layer.model_dump(exclude={"sliding"})
+    given = {field: evaluate(text, names) for field, text in texts.items()}
+    kinds = {field: bool(given[field]) for field in given if field not in _NUMBERS}
     return LayerKind(**{**given, **kinds})
+
+
+_NUMBERS = ("rope", "flags", "window", "chunk", "head_size", "kv_heads")
 
 
 def _architecture(config: dict[str, Any], file: Path) -> str:
@@ -344,8 +371,10 @@ def _read_keys(family: Family, config: dict[str, Any], file: Path) -> dict[str, 
 def _read_key(
     name: str, key: Key, config: dict[str, Any], values: dict[str, Any], file: Path
 ) -> Any:
+    if not evaluate(key.when, values):
+        return None
     places = key.at or (name,)
-    found = {p: v for p in places if (v := _look_up(config, p)) is not None}
+    found = {p: _one(v, key) for p in places if (v := _look_up(config, p)) is not None}
     for path, value in found.items():
         if not key.accepts(value):
             raise CheckpointError(f"is {_json(value)}", file=file, field=path,
@@ -367,6 +396,13 @@ def _read_key(
                 hint="give both the same value",
             )
     return float(value) if key.type == "float" else value
+
+
+def _one(value: Any, key: Key) -> Any:
+    """The value that all layers share, where a list may say it for each."""
+    if key.uniform and isinstance(value, list) and value and all(v == value[0] for v in value):
+        return value[0]
+    return value
 
 
 def _look_up(config: dict[str, Any], path: str) -> Any:
@@ -391,7 +427,7 @@ def _settings(
         result |= dict.fromkeys(_WORDS, 0)
     if not any(kind.dense for kind in kinds):
         result["dense_size"] = 0
-    if not any(kind.rope and not kind.conv for kind in kinds):
+    if not any(kind.rope and kind.attends for kind in kinds):
         result["rope_size"] = 0
     if result["context"] > MAX_CONTEXT:
         notes = (f"context cut from {result['context']} to {MAX_CONTEXT} tokens, the most that "
@@ -426,6 +462,13 @@ def _check_settings(
         refuse("rope_size", f"at most the head size, {settings.head_size}")
     if any(k.experts for k in kinds) and not 1 <= settings.top_k <= settings.experts:
         refuse("top_k", f"1 to the {settings.experts} experts")
+    groups, kept = settings.router_groups, settings.router_groups_kept
+    if groups and settings.experts % groups:
+        refuse("router_groups", f"a divisor of the {settings.experts} experts")
+    if groups and not 1 <= kept <= groups:
+        refuse("router_groups_kept", f"1 to the {groups} groups")
+    if groups and settings.experts // groups * kept < settings.top_k:
+        refuse("top_k", f"at most the {settings.experts // groups * kept} experts of {kept} groups")
     if any(k.dense for k in kinds) and settings.dense_size < 1:
         refuse("dense_size", "1 or more, as some layers are dense")
     if not 0 < settings.norm_epsilon < math.inf:
@@ -458,11 +501,14 @@ def _places(tensors: tuple[TensorName, ...], names: dict[str, Any]) -> Iterator[
         name, scales = tensor.name.format(**names), tensor.scales and tensor.scales.format(**names)
         factor = float(evaluate(tensor.factor, names))
         if tensor.pick is None or tensor.shape is None:
-            yield Place(name, scales=scales, factor=factor)
+            yield Place(name, scales=scales, factor=factor, plus=tensor.plus)
         else:
-            pick = tensor.pick
-            yield Place(name, tuple(evaluate(tensor.shape, names)),
-                        lambda x, pick=pick: evaluate(pick, {**names, "x": x}), scales, factor)  # fmt: skip
+            yield Place(name, tuple(evaluate(tensor.shape, names)), _picker(tensor.pick, names),
+                        scales, factor, tensor.plus)  # fmt: skip
+
+
+def _picker(pick: str, names: dict[str, Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+    return lambda x: np.asarray(evaluate(pick, {**names, "x": x}))
 
 
 def _belongs(role: Role, layer: int | None, kinds: tuple[LayerKind, ...]) -> bool:

@@ -26,10 +26,13 @@ def check_method(config: dict[str, Any], file: Path) -> None:
     method = table.get("quant_method") or ("bitsandbytes" if old else None)
     if table and method not in METHODS:
         name = _NAMES.get(str(method).split("_")[0], f"the method {method!r}")
-        raise CheckpointError(f"weights are quantised with {name}", file=file,
-                              field="quantization_config.quant_method",
-                              hint="take the bf16, f16 or f32 checkpoint of the model; "
-                                   f"of the quantised ones {' and '.join(METHODS)} are read")  # fmt: skip
+        raise CheckpointError(
+            f"weights are quantised with {name}",
+            file=file,
+            field="quantization_config.quant_method",
+            hint="take the bf16, f16 or f32 checkpoint of the model; "
+            f"of the quantised ones {' and '.join(METHODS)} are read",
+        )
 
 
 def block_size(config: dict[str, Any], file: Path) -> tuple[int, int]:

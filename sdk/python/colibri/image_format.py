@@ -78,6 +78,11 @@ class Settings:
     logits_cap: float = 0.0
     conv_size: int = 0
     rope_size_2: int = 0
+    output_epsilon: float = 0.0
+    linear_keys: int = 0
+    linear_values: int = 0
+    linear_key_size: int = 0
+    linear_value_size: int = 0
 
     def words(self) -> list[int | float]:
         """Values in file order."""
@@ -96,6 +101,8 @@ class LayerKind:
     latent: bool = False
     conv: bool = False
     expert_attention: bool = False
+    delta: bool = False
+    mamba2: bool = False
     beside: bool = False
     rope: int = 1
     flags: int = 0
@@ -106,9 +113,15 @@ class LayerKind:
 
     @property
     def mixer(self) -> str:
-        """``attention``, ``latent``, ``conv`` or ``experts``."""
-        named = {"latent": self.latent, "conv": self.conv, "experts": self.expert_attention}
+        """``attention``, ``latent``, ``conv``, ``experts``, ``delta`` or ``mamba2``."""
+        named = {"latent": self.latent, "conv": self.conv, "experts": self.expert_attention,
+                 "delta": self.delta, "mamba2": self.mamba2}  # fmt: skip
         return next((name for name, has in named.items() if has), "attention")
+
+    @property
+    def attends(self) -> bool:
+        """Whether the layer has a cache of positions, and may rotate."""
+        return self.mixer in ("attention", "latent", "experts")
 
     @property
     def dense(self) -> bool:
@@ -131,7 +144,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "dense_size": (0, 65536), "tied": (0, 1), "norm": (0, 1), "value_size": (0, 1024),
     "latent_size": (0, 8192), "query_latent": (0, 65536), "identities": (0, 4095),
     "router_groups": (0, 64), "router_groups_kept": (0, 64),
-    "conv_size": (0, 64), "rope_size_2": (0, 1024),
+    "conv_size": (0, 64), "rope_size_2": (0, 1024), "linear_keys": (0, 1024),
+    "linear_values": (0, 1024), "linear_key_size": (0, 1024), "linear_value_size": (0, 1024),
 }  # fmt: skip
 
 Size = Callable[[Settings], int]
@@ -195,6 +209,14 @@ def _experts(c: Settings) -> int:
 
 def _expert(c: Settings) -> int:
     return c.expert_size
+
+
+def _linear(c: Settings) -> int:
+    return c.linear_values * c.linear_value_size
+
+
+def _channels(c: Settings) -> int:
+    return 2 * c.linear_keys * c.linear_key_size + _linear(c)
 
 
 def _rotations(c: Settings) -> int:
@@ -261,6 +283,17 @@ _ROLES = (
     _vector(67, "expert_gate_bias", "expert", _expert),
     _vector(68, "expert_up_bias", "expert", _expert),
     _vector(69, "expert_down_bias", "expert", _hidden),
+    Role(80, "linear_in", "linear", _channels, _hidden, "attention"),
+    Role(81, "linear_gate", "linear", _linear, _hidden, "attention"),
+    Role(82, "linear_step", "linear", lambda c: c.linear_values, _hidden),
+    Role(83, "linear_beta", "delta", lambda c: c.linear_values, _hidden),
+    Role(84, "linear_conv", "linear", _channels, lambda c: c.conv_size),
+    _vector(85, "linear_conv_bias", "linear", _channels),
+    _vector(86, "linear_step_bias", "linear", lambda c: c.linear_values),
+    _vector(87, "linear_decay", "linear", lambda c: c.linear_values),
+    _vector(88, "linear_skip", "mamba2", lambda c: c.linear_values),
+    _vector(89, "linear_norm", "linear", lambda c: c.linear_value_size),
+    Role(90, "linear_out", "linear", _hidden, _linear, "attention"),
 )  # fmt: skip
 # Roles of layers by mixer; mixing: all that end in a projection of heads.
 SCOPES = {
@@ -268,9 +301,13 @@ SCOPES = {
     "latent": {"latent", "attending", "mixing"},
     "experts": {"attention", "expert_attention", "mixing"},
     "conv": {"conv"},
+    "delta": {"linear", "delta"},
+    "mamba2": {"linear", "mamba2"},
 }
 # A norm of queries or keys covers each head, or all of them at once.
-WHOLE_NORMS: dict[str, Size] = {"query_norm": _queries, "key_norm": _keys}
+WHOLE_NORMS: dict[str, Size] = {
+    "query_norm": _queries, "key_norm": _keys, "linear_norm": _linear,
+}  # fmt: skip
 ROLES: dict[str, Role] = {role.name: role for role in _ROLES}
 
 

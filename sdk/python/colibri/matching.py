@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
@@ -36,7 +37,7 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
     found = _without_prefixes(checkpoint.tensors, model.family.prefixes)
     away = {_strip(n, model.family.prefixes): path for n, path in checkpoint.missing.items()}
     wanted = [w for w in model.tensors if not (model.settings.tied and w.role.name == "output")]
-    places = {id(w): _place(w, found) for w in wanted}
+    places = _places(wanted, found)
     absent = [w.name for w in wanted if places[id(w)] is None]
     for name in absent:
         if name in away:
@@ -48,28 +49,59 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
                               hint=_missing_hint(absent, model))  # fmt: skip
     notes = _missing_notes(away, wanted) + _tied_notes(model, found)
     taken = [(w, place) for w in wanted if (place := places[id(w)])]
-    block = block_size(checkpoint.config, checkpoint.config_file)
     scales = {p.name: _scales_of(found[p.name], p) for _, p in taken if p.name}
     used = set(scales) | {name for name in scales.values() if name}
     if model.settings.tied:
         used.add(_output_name(model))
     _refuse_unused(checkpoint, model, found, used)
+    block = block_size(checkpoint.config, checkpoint.config_file)
     whole = {n: _with_scales(found[n], s, found, block) for n, s in scales.items()}
-    pairs = tuple(
-        (w, _part(whole[p.name], p) if p.name else _zeros(w, model, checkpoint)) for w, p in taken
-    )
-    for w, tensor in pairs:
-        _check_shape(w, tensor, model.settings_of(w.layer))
-    return Matched(pairs, tuple(notes))
+    return Matched(tuple(_pairs(checkpoint, model, taken, whole)), tuple(notes))
+
+
+def _pairs(
+    checkpoint: Checkpoint, model: Model, taken: list[tuple[Wanted, Place]],
+    whole: dict[str, Tensor],
+) -> Iterator[tuple[Wanted, Tensor]]:  # fmt: skip
+    for wanted, place in taken:
+        settings = model.settings_of(wanted.layer)
+        if place.name:
+            tensor = _part(whole[place.name], place)
+        else:
+            size = wanted.role.columns(settings)
+            tensor = Tensor.zeros(wanted.role.name, checkpoint.folder, size)
+        _check_shape(wanted, tensor, settings)
+        yield wanted, tensor
+
+
+def _places(wanted: list[Wanted], found: dict[str, Tensor]) -> dict[int, Place | None]:
+    """By id, the first place that fits, or else one of the right name.
+
+    The tensors of an expert are stored in one manner, so all take the same number of their lists:
+    where sizes coincide, one matrix alone would not tell a transposed layout.
+    """
+    places = {id(w): _place(w, found) for w in wanted}
+    experts: dict[tuple[int | None, int | None], list[Wanted]] = defaultdict(list)
+    for w in wanted:
+        if w.role.scope == "expert" and len(w.places) > 1:
+            experts[w.layer, w.expert].append(w)
+    for group in experts.values():
+        choices = zip(*(w.places for w in group), strict=False)
+        choice = next((c for c in choices if all(_fits(p, found) for p in c)), None)
+        if choice is not None:
+            places |= {id(w): place for w, place in zip(group, choice, strict=True)}
+    return places
+
+
+def _fits(place: Place, found: dict[str, Tensor]) -> bool:
+    if place.name not in found:
+        return not place.name
+    return place.shape is None or bool(place.scales) or place.shape == found[place.name].shape
 
 
 def _place(wanted: Wanted, found: dict[str, Tensor]) -> Place | None:
-    return next((p for p in wanted.places if not p.name or p.name in found), None)
-
-
-def _zeros(wanted: Wanted, model: Model, checkpoint: Checkpoint) -> Tensor:
-    size = wanted.role.columns(model.settings_of(wanted.layer))
-    return Tensor.zeros(wanted.role.name, checkpoint.folder, size)
+    named = (p for p in wanted.places if not p.name or p.name in found)
+    return next((p for p in wanted.places if _fits(p, found)), next(named, None))
 
 
 def _scales_of(tensor: Tensor, place: Place) -> str | None:
@@ -83,8 +115,12 @@ def _with_scales(
     if scales is None:
         return tensor
     if scales not in found:
-        raise CheckpointError(f"is {tensor.dtype} and has no scales", file=tensor.file,
-                              field=tensor.name, hint=f"the checkpoint must have {scales}")  # fmt: skip
+        raise CheckpointError(
+            f"is {tensor.dtype} and has no scales",
+            file=tensor.file,
+            field=tensor.name,
+            hint=f"the checkpoint must have {scales}",
+        )
     if tensor.dtype == "F8_E4M3":
         return tensor.with_fp8_scales(found[scales], block)
     return tensor.with_mxfp4_scales(found[scales])
@@ -151,7 +187,7 @@ def _refuse_unused(
 
 
 def _part(tensor: Tensor, place: Place) -> Tensor:
-    tensor = replace(tensor, factor=place.factor)
+    tensor = replace(tensor, factor=place.factor, plus=place.plus)
     if place.pick is None:
         return tensor
     if tensor.shape != place.shape:

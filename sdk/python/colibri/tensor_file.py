@@ -54,6 +54,7 @@ class Tensor:
     raw: memoryview = field(repr=False)
     coded: Callable[[], Coding] | None = field(default=None, repr=False)  # None: as floats
     factor: float = 1.0  # multiplies every value, in float32
+    plus: float = 0.0  # then added to it
 
     @classmethod
     def zeros(cls, name: str, file: Path, size: int) -> Tensor:
@@ -63,7 +64,7 @@ class Tensor:
     def part(self, pick: Pick) -> Tensor:
         """A part of the tensor, or its elements in another order.
 
-        `pick` sees stored elements; of mxfp4 it sees blocks, so it has to leave the last axis alone.
+        `pick` sees stored elements; of mxfp4 it sees blocks, so it must leave the last axis alone.
         """
         whole = self._coding
         shape = _shape_of(whole()._replace(arrays=(pick(whole().arrays[0]),)))
@@ -73,20 +74,26 @@ class Tensor:
         """The tensor of codes together with the scales of its blocks."""
         if scales.shape != scale_shape(self.shape, block):
             self._refuse_scales(scales, scale_shape(self.shape, block))
-        codes = np.frombuffer(self.raw, np.uint8).reshape(self.shape)
+        codes = self._bytes()
         values = np.concatenate(list(scales.rows(1 << 16))).reshape(scales.shape)
         return replace(self, coded=lambda: fp8(codes, values, block))
 
     def with_mxfp4_scales(self, scales: Tensor) -> Tensor:
         """The tensor of blocks together with their scales; the shape is that of the values."""
         if (self.dtype, scales.dtype, self.shape[-1:]) != ("U8", "U8", (16,)):
-            raise CheckpointError(f"is {self.dtype} {list(self.shape)}", file=self.file,
-                                  field=self.name, hint="mxfp4 blocks are U8 [..., 16]")  # fmt: skip
+            raise CheckpointError(
+                f"is {self.dtype} {list(self.shape)}, its scales {scales.dtype}",
+                file=self.file,
+                field=self.name,
+                hint="mxfp4 blocks are U8 [..., 16], with scales of U8",
+            )
         if scales.shape != self.shape[:-1]:
             self._refuse_scales(scales, self.shape[:-1])
-        blocks, exponents = (np.frombuffer(t.raw, np.uint8).reshape(t.shape) for t in (self, scales))
-        coded = mxfp4(blocks, exponents)
+        coded = mxfp4(self._bytes(), scales._bytes())
         return replace(self, shape=_shape_of(coded), coded=lambda: coded)
+
+    def _bytes(self) -> NDArray[np.uint8]:
+        return np.frombuffer(self.raw, np.uint8).reshape(self.shape)
 
     def _refuse_scales(self, scales: Tensor, expected: tuple[int, ...]) -> None:
         raise CheckpointError(f"shape is {list(scales.shape)}, expected {list(expected)}",
@@ -119,7 +126,8 @@ class Tensor:
         for start in range(0, count, step):
             part = coding.rows(start, start + step)
             self._check_finite(part, start)
-            yield part if self.factor == 1 else part * np.float32(self.factor)
+            part = part if self.factor == 1 else part * np.float32(self.factor)
+            yield part if self.plus == 0 else part + np.float32(self.plus)
 
     def _check_finite(self, part: NDArray[np.float32], start: int) -> None:
         finite = np.isfinite(part)

@@ -95,7 +95,14 @@ void bind_names(nb::module_ &m)
          {"expert_down", COLIBRI_ROLE_EXPERT_DOWN},
          {"expert_gate_bias", COLIBRI_ROLE_EXPERT_GATE_BIAS},
          {"expert_up_bias", COLIBRI_ROLE_EXPERT_UP_BIAS},
-         {"expert_down_bias", COLIBRI_ROLE_EXPERT_DOWN_BIAS}});
+         {"expert_down_bias", COLIBRI_ROLE_EXPERT_DOWN_BIAS},
+         {"linear_in", COLIBRI_ROLE_LINEAR_IN}, {"linear_gate", COLIBRI_ROLE_LINEAR_GATE},
+         {"linear_step", COLIBRI_ROLE_LINEAR_STEP}, {"linear_beta", COLIBRI_ROLE_LINEAR_BETA},
+         {"linear_conv", COLIBRI_ROLE_LINEAR_CONV},
+         {"linear_conv_bias", COLIBRI_ROLE_LINEAR_CONV_BIAS},
+         {"linear_step_bias", COLIBRI_ROLE_LINEAR_STEP_BIAS},
+         {"linear_decay", COLIBRI_ROLE_LINEAR_DECAY}, {"linear_skip", COLIBRI_ROLE_LINEAR_SKIP},
+         {"linear_norm", COLIBRI_ROLE_LINEAR_NORM}, {"linear_out", COLIBRI_ROLE_LINEAR_OUT}});
     m.attr("EVENTS") = numbers(
         {{"step", COLIBRI_EVENT_STEP}, {"layer", COLIBRI_EVENT_LAYER},
          {"matmul", COLIBRI_EVENT_MATMUL}, {"attend", COLIBRI_EVENT_ATTEND},

@@ -46,6 +46,8 @@ nb::dict config_dict(const Image &self)
     PUT(embedding_scale); PUT(residual_scale); PUT(logits_scale); PUT(clip); PUT(activation_limit);
     PUT(activation_alpha); PUT(temperature_floor); PUT(temperature_scale);
     PUT(latent_epsilon); PUT(logits_cap); PUT(conv_size); PUT(rope_size_2);
+    PUT(output_epsilon); PUT(linear_keys); PUT(linear_values); PUT(linear_key_size);
+    PUT(linear_value_size);
 #undef PUT
     return d;
 }

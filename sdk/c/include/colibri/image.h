@@ -72,13 +72,29 @@ enum {
     COLIBRI_ROLE_EXPERTS_BIAS = 60, /* 1 x hidden: added to the experts' sum */
     COLIBRI_ROLE_EXPERT_QUERY = 61, /* experts * kv_heads * head_size x hidden: one expert after the other */
     COLIBRI_ROLE_EXPERT_ATTENTION_OUT = 62, /* experts * hidden x kv_heads * head_size */
-    COLIBRI_ROLE_EXPERT_GATE = 64, /* expert_size x hidden; from here on, roles of the expert's record */
+    COLIBRI_ROLE_EXPERT_GATE = 64, /* expert_size x hidden; 64 .. 79 lie in the expert's record */
     COLIBRI_ROLE_EXPERT_UP = 65,
     COLIBRI_ROLE_EXPERT_DOWN = 66,
     COLIBRI_ROLE_EXPERT_GATE_BIAS = 67, /* 1 x rows of the matrices */
     COLIBRI_ROLE_EXPERT_UP_BIAS = 68,
-    COLIBRI_ROLE_EXPERT_DOWN_BIAS = 69
+    COLIBRI_ROLE_EXPERT_DOWN_BIAS = 69,
+    /* linear attention: K = linear_keys * linear_key_size, V = linear_values * linear_value_size */
+    COLIBRI_ROLE_LINEAR_IN = 80,    /* 2 K + V x hidden: queries, keys, values, through the filter */
+    COLIBRI_ROLE_LINEAR_GATE = 81,  /* V x hidden */
+    COLIBRI_ROLE_LINEAR_STEP = 82,  /* linear_values x hidden, f32: how far the state decays */
+    COLIBRI_ROLE_LINEAR_BETA = 83,  /* linear_values x hidden, f32: how much is written (DELTA) */
+    COLIBRI_ROLE_LINEAR_CONV = 84,  /* 2 K + V x conv_size, f32, oldest tap first */
+    COLIBRI_ROLE_LINEAR_CONV_BIAS = 85,
+    COLIBRI_ROLE_LINEAR_STEP_BIAS = 86, /* 1 x linear_values, as the next two */
+    COLIBRI_ROLE_LINEAR_DECAY = 87, /* logarithm of the decay rate */
+    COLIBRI_ROLE_LINEAR_SKIP = 88,  /* of the value past the state (MAMBA2) */
+    COLIBRI_ROLE_LINEAR_NORM = 89,  /* DELTA: 1 x linear_value_size; MAMBA2: 1 x V, over V / linear_keys each */
+    COLIBRI_ROLE_LINEAR_OUT = 90    /* hidden x V */
 };
+static inline int colibri_role_in_record(uint32_t role)
+{
+    return role >= COLIBRI_ROLE_EXPERT_GATE && role < COLIBRI_ROLE_LINEAR_IN;
+}
 #define COLIBRI_GLOBAL_LAYER 0xFFFFu /* layer of tensors that belong to none */
 
 enum { COLIBRI_FFN_DENSE = 1, COLIBRI_FFN_MOE = 2, COLIBRI_FFN_BOTH = 3 }; /* both: side by side */
@@ -86,7 +102,9 @@ enum {
     COLIBRI_MIXER_ATTENTION = 1,
     COLIBRI_MIXER_LATENT = 2, /* multi-head latent attention: the cache holds the latent */
     COLIBRI_MIXER_CONV = 3,   /* gated short convolution: a state instead of a cache */
-    COLIBRI_MIXER_EXPERTS = 4 /* attention made of experts (JetMoE): top_k * kv_heads heads */
+    COLIBRI_MIXER_EXPERTS = 4, /* attention made of experts (JetMoE): top_k * kv_heads heads */
+    COLIBRI_MIXER_DELTA = 5,   /* gated delta rule (Qwen3-Next): linear attention with a state */
+    COLIBRI_MIXER_MAMBA2 = 6   /* selective state space, second form; its C, B, x are query, key, value */
 };
 
 /* How scores s become choices S and weights w. b: the selection vector, when the layer has one. */
@@ -160,7 +178,12 @@ typedef struct colibri_config {
     float logits_cap;        /* logits become cap * tanh(logits / cap); 0: not */
     uint32_t conv_size;      /* taps of the short convolution, 0: none */
     uint32_t rope_size_2;    /* rotated elements with frequency set 2; 0: as rope_size */
-    uint32_t reserved[21];   /* zero */
+    float output_epsilon;    /* of the output norm; 0: norm_epsilon */
+    uint32_t linear_keys;    /* DELTA, MAMBA2: heads of queries and keys; 0: no such layers */
+    uint32_t linear_values;  /* heads of values: a multiple */
+    uint32_t linear_key_size; /* elements of a query, of a key */
+    uint32_t linear_value_size;
+    uint32_t reserved[16];   /* zero */
 } colibri_config;
 
 /* One tensor, decoded from the table. */
@@ -238,6 +261,7 @@ typedef struct colibri_image {
     uint32_t dense_layers;
     uint32_t latent_layers;
     uint32_t conv_layers;
+    uint32_t linear_layers;
     uint32_t rope_sets;    /* bit n - 1: some layer rotates with set n */
 } colibri_image;
 
