@@ -30,7 +30,7 @@ sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "models" / "recipes")
 
 import deepseek_v1  # noqa: E402
 import variants  # noqa: E402
-from variant_options import FAMILIES  # noqa: E402
+from variant_options import DEFAULTS, FAMILIES  # noqa: E402
 
 NEW = 8
 MARGIN = 0.004
@@ -281,6 +281,23 @@ def make(family: str, name: str, options: dict[str, Any], folder: Path) -> dict[
     raise RuntimeError(f"no seed gave a stable variant: {reasons}")
 
 
+def class_defaults() -> dict[str, Any]:
+    """Each family's config as its class makes it when config.json says nothing."""
+    from transformers import AutoConfig
+
+    found = {}
+    for family, options in FAMILIES.items():
+        if family == "deepseek_v1":
+            continue
+        own = next(iter(options.values()))
+        config = AutoConfig.for_model(own["_type"], **DEFAULTS.get(family, {})).to_dict()
+        architecture = json.loads((variants.FOLDER / f"{family}.json").read_text())
+        first = next(iter(architecture.values()))["config"]["architectures"]
+        kept = {k: v for k, v in sorted(config.items()) if v is not None and k not in BOOKKEEPING}
+        found[family] = {"architectures": first, "needed": DEFAULTS.get(family, {}), "config": kept}
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("families", nargs="*")
@@ -310,6 +327,8 @@ def main() -> None:
         np.savez_compressed(variants.FOLDER / f"{family}.npz", **arrays)
         size = sum((variants.FOLDER / f"{family}.{end}").stat().st_size for end in ("json", "npz"))
         print(f"== {family}: {len(found)} variants, {size / 1e3:.0f} kB", flush=True)
+    lines = [f" {json.dumps(k)}: {json.dumps(v)}" for k, v in class_defaults().items()]
+    variants.DEFAULTS.write_text("{\n" + ",\n".join(lines) + "\n}\n")
     if failed:
         raise SystemExit("\n".join(failed))
 

@@ -36,7 +36,11 @@ def longrope(size: int, **more: Any) -> Options:
 
 
 def family(model_type: str, common: Options, **variants: Options) -> dict[str, Options]:
-    return {name: {**COMMON, **common, "_type": model_type, **own} for name, own in variants.items()}
+    """Variants of a model type; ... takes an option away."""
+    return {
+        name: {k: v for k, v in {**COMMON, **common, "_type": model_type, **own}.items() if v is not ...}
+        for name, own in variants.items()
+    }
 
 
 def spare_layer(layer: int) -> Options:
@@ -78,6 +82,17 @@ GRANITE_VARIANTS: dict[str, Options] = dict(
     llama3=dict(hidden_size=80, num_attention_heads=2, num_key_value_heads=1, num_experts_per_tok=3,
                 residual_multiplier=1.7, rope_parameters=rope("llama3", 5e5, **LLAMA3)),
 )  # fmt: skip
+
+#: Options without which a family's class makes no model that can be packed.
+DEFAULTS: dict[str, Options] = {
+    "dots1": dict(n_routed_experts=128, num_experts_per_tok=6, n_shared_experts=2),
+    "deepseek_v2": dict(num_experts_per_tok=6),
+    "gemma4_text": dict(enable_moe_block=True, num_experts=128, top_k_experts=8, moe_intermediate_size=704,
+                        hidden_size_per_layer_input=0),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"] * 16),
+    "hunyuan_v1_moe": dict(head_dim=128),
+    "dbrx": dict(attn_config=dict(rope_theta=10000.0)),
+}
 
 FAMILIES: dict[str, dict[str, Options]] = {
     "mixtral": family("mixtral", dict(intermediate_size=24),
@@ -319,6 +334,23 @@ FAMILIES: dict[str, dict[str, Options]] = {
         terse=dict(head_dim=128, num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=32768,
                    _terse=True, _embedding=0.02),
     ),
+    "qwen2": family("qwen2", dict(intermediate_size=40),
+        mqa_tied=dict(num_key_value_heads=1, tie_word_embeddings=True, _legacy=True),
+        window=dict(use_sliding_window=True, sliding_window=5, max_window_layers=1, num_hidden_layers=3,
+                    _length=48, _dtype="bfloat16"),
+        linear=dict(hidden_size=100, num_attention_heads=5, num_key_value_heads=5, rms_norm_eps=1e-2,
+                    rope_parameters=rope("linear", factor=2.0), _legacy=True),
+        terse=dict(hidden_size=64, num_attention_heads=32, num_key_value_heads=32, _terse=True,
+                   max_position_embeddings=32768, _embedding=0.02),
+    ),
+    "mistral": family("mistral", dict(intermediate_size=40),
+        window=dict(sliding_window=5, num_key_value_heads=1, head_dim=24, _length=48, _legacy=True),
+        no_window=dict(sliding_window=None, tie_word_embeddings=True, rms_norm_eps=1e-2, hidden_size=100,
+                       num_attention_heads=5, num_key_value_heads=5, _dtype="bfloat16"),
+        yarn=dict(sliding_window=None, head_dim=16, rope_parameters=rope("yarn", 1e6, **YARN)),
+        terse=dict(hidden_size=64, num_attention_heads=32, num_key_value_heads=8, _terse=True,
+                   max_position_embeddings=131072, sliding_window=4096, _embedding=0.02),
+    ),
     "deepseek_v2": family("deepseek_v2", MLA,
         greedy_lite=dict(q_lora_rank=None, n_routed_experts=5, num_experts_per_tok=3, first_k_dense_replace=1,
                          routed_scaling_factor=1.5, _legacy=True),
@@ -469,7 +501,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
                             "names": {"model.": "model.language_model."}}),
     ),
     "jetmoe": family("jetmoe", dict(intermediate_size=24, kv_channels=16, num_local_experts=8,
-                                    num_experts_per_tok=2, num_attention_heads=None),
+                                    num_experts_per_tok=2, num_attention_heads=...),
         five=dict(num_local_experts=5, num_experts_per_tok=3, num_key_value_heads=1, _legacy=True),
         all_untied=dict(num_local_experts=4, num_experts_per_tok=4, tie_word_embeddings=False, kv_channels=24,
                         hidden_size=100, rms_norm_eps=1e-2),

@@ -242,7 +242,7 @@ class TestMxfp4:
 
     @pytest.mark.parametrize(("scales", "text"), [
         (None, "down_proj_blocks: is U8 and has no scales.*down_proj_scales"),
-        (np.zeros((8, 64, 3), np.uint8), r"down_proj_scales: shape is \[8, 64, 3\], expected.* 2\]"),
+        (np.zeros((8, 64, 3), np.uint8), r"_proj_scales: shape is \[8, 64, 3\], expected .* 2\]"),
         (np.full((8, 64, 2), 255, np.uint8), "down_proj_blocks: weight nan"),
         (np.zeros((8, 64, 2), np.float32), "mxfp4 blocks are U8"),
     ])  # fmt: skip

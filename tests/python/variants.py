@@ -26,6 +26,8 @@ from numpy.typing import NDArray
 import checkpoints as ck
 
 FOLDER = ck.GOLDEN / "variants"
+#: Each class's defaults, and what a config needs besides to be one of a model that we carry.
+DEFAULTS = ck.GOLDEN / "class_defaults.json"
 #: What `<family>.npz` has for each variant, under ``<variant>/<array>``.
 ARRAYS = ("input_ids", "logits", "experts", "weights", "greedy")
 _RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")

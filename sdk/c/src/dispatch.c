@@ -65,6 +65,15 @@ static void score(const struct colibri_dispatch *d, uint32_t role, struct activa
                    scores, e->image->config.experts);
 }
 
+void colibri_dispatch_early(const struct engine *e, uint32_t layer)
+{
+    const colibri_config *c = &e->image->config;
+    struct colibri_dispatch d = {.engine = e, .layer = layer};
+    struct activations hidden = {.values = colibri_floats(e, COLIBRI_BUFFER_HIDDEN), .columns = c->hidden,
+                                 .stride = c->hidden, .rows = e->tokens};
+    score(&d, COLIBRI_ROLE_ROUTER, &hidden, colibri_floats(e, COLIBRI_BUFFER_ROUTER));
+}
+
 colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role, struct activations *in)
 {
     const struct engine *e = d->engine;
@@ -73,8 +82,11 @@ colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role,
     const float *factor = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_WEIGHT);
     uint32_t place = d->layer | (role == COLIBRI_ROLE_ROUTER ? 0 : COLIBRI_TRACE_ATTENTION);
     const float *selection = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_SELECTION);
+    colibri_layer kind;
+    colibri_image_layer(e->image, d->layer, &kind);
     lay_out(d);
-    score(d, role, in, scores);
+    if (!(kind.flags & COLIBRI_LAYER_EARLY_ROUTER))
+        score(d, role, in, scores);
     for (uint32_t t = 0; t < e->tokens; t++) {
         uint32_t at = t * c->top_k;
         if (colibri_route_topk(c, selection, scores + (size_t)t * c->experts, d->ids + at,

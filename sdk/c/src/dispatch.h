@@ -24,6 +24,9 @@ struct colibri_dispatch {
 /* In COLIBRI_EVENT_ROUTE: the router of attention's experts, not of the FFN's. */
 #define COLIBRI_TRACE_ATTENTION 0x10000u
 
+/* Scores of a layer whose router reads its input early; they wait in the router's buffer for the route. */
+void colibri_dispatch_early(const struct engine *e, uint32_t layer);
+
 /* Scores in with the router of that role, chooses, packs. NONFINITE when a score is. */
 colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role, struct activations *in);
 

@@ -3,7 +3,7 @@
  * embedding -> layers (attention.c, dispatch.c or ffn.c) -> norm -> logits. */
 #include <string.h>
 
-#include "engine_state.h"
+#include "dispatch.h"
 #include "float_math.h"
 #include "options.h"
 #include "rope.h"
@@ -204,6 +204,8 @@ static colibri_status layer(const struct engine *e, uint32_t l, struct activatio
     colibri_layer kind;
     colibri_image_layer(e->image, l, &kind);
     colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
+    if (kind.flags & COLIBRI_LAYER_EARLY_ROUTER)
+        colibri_dispatch_early(e, l);
     colibri_status status = mix(e, l, &kind, normed);
     if (status == COLIBRI_OK)
         status = feed(e, l, &kind, normed);

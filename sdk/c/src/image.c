@@ -142,9 +142,11 @@ static bool layer_built(const colibri_layer *l)
 static bool layer_ok(const colibri_layer *l, bool held, const colibri_config *c)
 {
     return l->mixer - 1u < COLIBRI_MIXER_MAMBA2 && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
-           l->flags <= 127 && (l->window == 0 || l->chunk == 0) && l->kv_heads <= c->heads &&
+           (l->window == 0 || l->chunk == 0) && l->kv_heads <= c->heads &&
            c->heads % l->kv_heads == 0 && l->head_size >= 2 && l->head_size <= 1024 &&
            l->head_size % 2 == 0 && held == ((l->flags & COLIBRI_LAYER_RELEASE) != 0) &&
+           (l->ffn & COLIBRI_FFN_MOE || !(l->flags & COLIBRI_LAYER_EARLY_ROUTER)) &&
+           (l->mixer != COLIBRI_MIXER_EXPERTS || !(l->flags & COLIBRI_LAYER_EARLY_ROUTER)) &&
            (l->ffn == COLIBRI_FFN_BOTH || !(l->flags & COLIBRI_LAYER_HOLD)) &&
            (l->mixer != COLIBRI_MIXER_LATENT || l->rope == 1) &&
            (l->mixer != COLIBRI_MIXER_EXPERTS || (l->ffn == COLIBRI_FFN_MOE && c->top_k <= 64 &&

@@ -51,6 +51,7 @@ from colibri.formats import check_method
 from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, SCOPES, LayerKind, Role, Settings
 from colibri.rope import Rope as Frequencies
 from colibri.rope import make_rope
+from colibri.unsupported import why_not
 
 _TYPES: dict[str, tuple[str, tuple[type, ...]]] = {
     "int": ("an integer", (int,)),
@@ -350,7 +351,7 @@ def _architecture(config: dict[str, Any], file: Path) -> str:
     if not isinstance(named, list) or len(named) != 1 or not isinstance(named[0], str):
         problem = "is missing" if named is None else f"must name one class, not {_json(named)}"
     elif named[0] not in families():
-        problem = f"{named[0]} is not supported"
+        problem = why_not(named[0])
     else:
         return str(named[0])
     raise CheckpointError(problem, file=file, field="architectures",

@@ -191,7 +191,8 @@ def _part(tensor: Tensor, place: Place) -> Tensor:
     if place.pick is None:
         return tensor
     if tensor.shape != place.shape:
-        raise CheckpointError(f"shape is {list(tensor.shape)}, expected {list(place.shape or ())}",
+        expected = list(place.shape or ())
+        raise CheckpointError(f"shape is {list(tensor.shape)}, expected {expected}",
                               file=tensor.file, field=tensor.name, hint="by config.json")  # fmt: skip
     return tensor.part(place.pick)
 

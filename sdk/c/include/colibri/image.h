@@ -208,7 +208,8 @@ enum {
     COLIBRI_LAYER_KEY_IS_VALUE = 8, /* no value projection: values are the keys as projected */
     COLIBRI_LAYER_UNIT_VALUES = 16, /* values are divided by their root mean square */
     COLIBRI_LAYER_HOLD = 32,       /* the experts' output is kept back (ffn: both) ... */
-    COLIBRI_LAYER_RELEASE = 64     /* ... and added at the end of this layer, the next one */
+    COLIBRI_LAYER_RELEASE = 64,    /* ... and added at the end of this layer, the next one */
+    COLIBRI_LAYER_EARLY_ROUTER = 128 /* the router reads the layer's input as it comes, before attention */
 };
 typedef struct colibri_layer {
     uint8_t mixer;

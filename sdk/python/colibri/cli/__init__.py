@@ -32,6 +32,7 @@ COMMANDS = {
     "demo": "Pack, plan, run, emulate, build and size the shipped model, step by step.",
     "pack": "Turn a Hugging Face checkpoint into one deployable image.",
     "inspect": "Show what an image holds: header, config, sections, bytes per role.",
+    "families": "Show which models the packer knows, and what they are made of.",
     "plan": "Show where every buffer lies in a board's memory, and what fits.",
     "run": "Run an image on this machine and print what it says.",
     "emulate": "Run an image inside a board's memory, storage and time.",
