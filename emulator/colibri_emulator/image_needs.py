@@ -8,45 +8,67 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from colibri.image import Image
+from colibri.image_format import ROLES
 
 _TYPES = ("f32", "f16", "bf16", "q8", "q4")
-# Norms, biases, the routers and RoPE's frequencies are always f32 and need no part of their own.
-_MATRICES = frozenset(
-    ("embedding", "output", "query", "key", "value", "attention_out", "dense_gate", "dense_up",
-     "dense_down", "shared_gate", "shared_up", "shared_down", "expert_gate", "expert_up",
-     "expert_down")
-)  # fmt: skip
+_EXTRAS = ("query_norm", "key_norm", "sinks", "output_gate")
+_LATENT, _CONV, _EXPERT_ATTENTION, _DELTA, _MAMBA2 = 2, 3, 4, 5, 6  # mixers
+_DENSE, _BOTH = 1, 3  # feed-forwards
+_SIGMOID, _SPARSEMIXER, _TOPK = 3, 4, (2, 5)  # routers
 
 
 @dataclass(frozen=True)
 class ImageNeeds:
-    """Sizes and parts: `types` of weight matrices, `kv` types asked for, dense layers or not."""
+    """Size, vocabulary, and the parts of the runtime that the image makes use of.
+
+    Parts are the names of sdk/c/src/options.h, in lower case and without COLIBRI_WITH_.
+    """
 
     bytes: int
     vocabulary: int
-    types: frozenset[str]
-    kv: frozenset[str]
-    dense: bool
+    parts: dict[str, bool]
 
     def defines(self) -> Iterator[str]:
-        """``-DCOLIBRI_WITH_*=0`` for every part that can be left out (sdk/c/src/options.h)."""
-        for name in _TYPES:
-            if name not in self.types:
+        """``-DCOLIBRI_WITH_*=0`` for every part that can be left out."""
+        for name, needed in self.parts.items():
+            if not needed:
                 yield f"-DCOLIBRI_WITH_{name.upper()}=0"
-        for name in ("f16", "q8"):
-            if name not in self.kv:
-                yield f"-DCOLIBRI_WITH_KV_{name.upper()}=0"
-        if not self.dense:
-            yield "-DCOLIBRI_WITH_DENSE=0"
 
 
 def image_needs(image: str | Path | Image, kv: Sequence[str]) -> ImageNeeds:
-    """Reads the needs off an image's tables."""
+    """Reads the needs off an image's tables; `kv` are the cache's types that are asked for."""
     opened = image if isinstance(image, Image) else Image(image)
-    return ImageNeeds(
-        bytes=opened.bytes,
-        vocabulary=opened.vocabulary,
-        types=frozenset(t.type_name for t in opened.tensors if t.name in _MATRICES),
-        kv=frozenset(kv),
-        dense=any(t.name.startswith("dense_") for t in opened.tensors),
-    )
+    parts = _types(opened) | {f"kv_{name}": name in kv for name in ("f16", "q8")}
+    return ImageNeeds(opened.bytes, opened.vocabulary, parts | _blocks(opened) | _router(opened))
+
+
+def _types(image: Image) -> dict[str, bool]:
+    # Vectors and routers are always f32 and need no part of their own.
+    used = {t.type_name for t in image.tensors if ROLES[t.name].part}
+    return {name: name in used for name in _TYPES}
+
+
+def _blocks(image: Image) -> dict[str, bool]:
+    config, names = image.config, {tensor.name for tensor in image.tensors}
+    mixers, ffns, _, flags, _, _ = (set(column) for column in zip(*image.core.layers(), strict=True))
+    return {
+        "dense": bool(ffns & {_DENSE, _BOTH}),
+        "beside": _BOTH in ffns,
+        "latent": _LATENT in mixers,
+        "conv": _CONV in mixers,
+        "expert_attention": _EXPERT_ATTENTION in mixers,
+        "linear": bool(mixers & {_DELTA, _MAMBA2}),
+        "attention_extras": any(flags) or config["clip"] > 0 or not names.isdisjoint(_EXTRAS),
+        "layer_norm": config["norm"] == 1,
+        "activations": config["activation"] != 1,
+    }
+
+
+def _router(image: Image) -> dict[str, bool]:
+    router = image.config["router"]
+    return {
+        "router_sigmoid": router == _SIGMOID,
+        "router_topk": router in _TOPK,
+        "router_groups": image.config["router_groups"] > 0,
+        "router_sparsemixer": router == _SPARSEMIXER,
+    }

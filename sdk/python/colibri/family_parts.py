@@ -85,8 +85,7 @@ def _norms(family: Family) -> Iterator[str]:
         yield "after blocks only"
     elif "attention_post_norm" in family.tensors:
         yield "before and after blocks"
-    scales = [n.removesuffix("_scale") for n in ("embedding_scale", "residual_scale", "logits_scale")
-              if _differs(family, n)]  # fmt: skip
+    scales = [n for n in ("embedding", "residual", "logits") if _differs(family, f"{n}_scale")]
     if scales:
         yield f"multipliers: {', '.join(scales)}"
     if _differs(family, "logits_cap"):

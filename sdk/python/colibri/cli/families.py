@@ -28,7 +28,7 @@ def families(as_json: JsonOption = False) -> None:
                             "oracle against formulas in float64")  # fmt: skip
     for family in found:
         names = "\n".join((family.name, *family.architectures))
-        listing.add_row(Text(names), Text(_parts(family)), Text("\n".join(family.tested)), end_section=True)
+        listing.add_row(Text(names), Text(_parts(family)), Text("\n".join(family.tested)))
     console().print(listing)
     refused = table("Known and refused", "class", "why")
     for name, why in unsupported().items():
@@ -46,4 +46,5 @@ def _fields(family: Family) -> dict[str, Any]:
 
 
 def _parts(family: Family) -> str:
-    return "\n".join(f"{kind}: {', '.join(parts)}" for kind, parts in parts_of(family).items() if parts)
+    kinds = parts_of(family).items()
+    return "\n".join(f"{kind}: {', '.join(parts)}" for kind, parts in kinds if parts)
