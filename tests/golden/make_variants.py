@@ -148,7 +148,7 @@ def outputs(run: Run, ids: torch.Tensor, noise: Callable[[], Any]) -> dict[str, 
     if any((full[k][0].sort(-1).values != again[k][0].sort(-1).values).any() for k in full):
         return "an expert changes under noise"
     places = sorted({0, 1, ids.shape[1] // 2, ids.shape[1] - 2, ids.shape[1] - 1})
-    pairs = [heaviest_first(*routes[name]) for name in sorted(routes, key=_natural)]
+    pairs = [heaviest_first(*routes[name]) for name in routes]
     stacked = [
         np.stack([pair[i].reshape(*ids.shape, -1).numpy() for pair in pairs])
         if pairs else np.zeros((0, *ids.shape, 0)) for i in (0, 1)
@@ -159,10 +159,6 @@ def outputs(run: Run, ids: torch.Tensor, noise: Callable[[], Any]) -> dict[str, 
         "greedy": row[:, ids.shape[1] :].numpy().astype(np.uint16),
         "positions": places, "margin": round(min(margins), 4), "moved": float(f"{moved:.1e}"),
     }  # fmt: skip
-
-
-def _natural(name: str) -> list[Any]:
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 @contextlib.contextmanager

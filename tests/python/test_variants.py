@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +59,18 @@ class Run:
         return self.engine.infer(ids.tolist(), all_logits=True)
 
     def routes(self) -> list[dict[int, dict[int, float]]]:
-        """Per router, in order: token -> expert -> weight."""
-        found: dict[tuple[int, int], dict[int, dict[int, float]]] = defaultdict(dict)
+        """Per router, in the order in which they run: token -> expert -> weight."""
+        found: dict[int, dict[int, dict[int, float]]] = {}
         base, count = 0, 0
-        seen: dict[tuple[int, int, int], int] = defaultdict(int)
         for event in self.engine.take_trace():
             if event["kind"] == EVENTS["step"]:
                 base, count = base + count, int(event["count"])
-            if event["kind"] != EVENTS["route"]:
-                continue
-            layer, expert, token = int(event["layer"]), int(event["index"]), base + int(event["count"] & 0xFFFF)
-            rank = int(event["count"]) >> 16
-            place = seen[layer, token, rank]  # of the layer's routers
-            seen[layer, token, rank] += 1
-            weight = np.uint32(event["bytes"]).view(np.float32)
-            found[layer, place].setdefault(token, {})[expert] = float(weight)
-        return [found[key] for key in sorted(found)]
+            if event["kind"] == EVENTS["route"]:
+                router = found.setdefault(int(event["layer"]), {})
+                weight = np.uint32(event["bytes"]).view(np.float32)
+                chosen = router.setdefault(base + (int(event["count"]) & 0xFFFF), {})
+                chosen[int(event["index"])] = float(weight)
+        return list(found.values())
 
 
 def _check_routes(

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What every block is made of: work shared over the pool, norms, products. Work is split over outputs,
  * never over sums, so nothing here depends on the number of workers. */
+#include <string.h>
+
 #include "../kernels/ref/sums.h"
 #include "engine_state.h"
 #include "float_math.h"
@@ -113,6 +115,10 @@ static void norm_row(void *arg, uint32_t row, uint32_t worker)
     const struct norm_task *t = arg;
     size_t at = (size_t)row * t->out->stride;
     (void)worker;
+    if (t->weight == NULL) { /* a block without a norm of its own */
+        memcpy(t->out->values + at, t->x + at, t->out->columns * sizeof *t->x);
+        return;
+    }
     colibri_norm_row(t->engine, t->x + at, t->weight, t->bias, t->engine->image->config.norm_epsilon,
                      t->out->columns, t->out->values + at);
 }

@@ -17,6 +17,7 @@ import ast
 import math
 import operator
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -24,11 +25,13 @@ import numpy as np
 Value = Any  # what JSON can hold
 
 def _find(table: Value, path: list[Value], default: Value) -> Value:
-    """What lies at a path of keys; JSON's keys are strings."""
+    """What lies at a path of keys; JSON's keys are strings, where numbers may begin with zeros."""
     for key in path:
-        if not isinstance(table, dict) or str(key) not in table:
+        names = table if isinstance(table, dict) else {}
+        found = [name for name in names if (name.lstrip("0") or "0" if name.isdigit() else name) == str(key)]
+        if not found:
             return default
-        table = table[str(key)]
+        table = table[found[0]]
     return table
 
 
@@ -60,9 +63,15 @@ def evaluate(text: str, names: Mapping[str, Value]) -> Value:
         For an unknown name or anything outside the language; the message has the expression.
     """
     try:
-        return _evaluate(ast.parse(text, mode="eval").body, names)
+        return _evaluate(_parse(text), names)
     except (SyntaxError, TypeError, ArithmeticError, LookupError, ValueError) as error:
         raise ValueError(f"expression '{text}': {type(error).__name__}: {error}") from error
+
+
+@cache
+def _parse(text: str) -> ast.expr:
+    """Descriptors have few expressions, models evaluate them for every tensor."""
+    return ast.parse(text, mode="eval").body
 
 
 def _evaluate(node: ast.expr, names: Mapping[str, Value]) -> Value:

@@ -34,7 +34,8 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Callable, Iterator
+from collections import ChainMap
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -482,24 +483,26 @@ def _wanted(
     """Every tensor of the model by the descriptor, roles in file order within a layer."""
     records = range(settings.experts - settings.identities)
     for layer in (None, *range(settings.layers)):
+        own = settings if layer is None else kinds[layer].settings(settings)
+        names = {**asdict(own), **values, "layer": layer}
+        if layer is not None:
+            names |= {n: evaluate(e, names) for n, e in family.names.items()}
         for role in ROLES.values():
             if not _belongs(role, layer, kinds) or role.name not in family.tensors:
                 continue
             for expert in records if role.scope == "expert" else (None,):
-                own = settings if layer is None else kinds[layer].settings(settings)
-                names = {**asdict(own), **values, "layer": layer, "expert": expert}
-                if layer is not None:
-                    names |= {n: evaluate(e, names) for n, e in family.names.items()}
-                places = tuple(_places(family.tensors[role.name], names))
+                expert_names = ChainMap({"expert": expert}, names)
+                places = tuple(_places(family.tensors[role.name], expert_names))
                 if places:
                     yield Wanted(role, layer, expert, places)
 
 
-def _places(tensors: tuple[TensorName, ...], names: dict[str, Any]) -> Iterator[Place]:
+def _places(tensors: tuple[TensorName, ...], names: Mapping[str, Any]) -> Iterator[Place]:
     for tensor in tensors:
         if not evaluate(tensor.when, names):
             continue
-        name, scales = tensor.name.format(**names), tensor.scales and tensor.scales.format(**names)
+        name = tensor.name.format_map(names)
+        scales = tensor.scales and tensor.scales.format_map(names)
         factor = float(evaluate(tensor.factor, names))
         if tensor.pick is None or tensor.shape is None:
             yield Place(name, scales=scales, factor=factor, plus=tensor.plus)
@@ -508,7 +511,7 @@ def _places(tensors: tuple[TensorName, ...], names: dict[str, Any]) -> Iterator[
                         scales, factor, tensor.plus)  # fmt: skip
 
 
-def _picker(pick: str, names: dict[str, Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
+def _picker(pick: str, names: Mapping[str, Any]) -> Callable[[NDArray[Any]], NDArray[Any]]:
     return lambda x: np.asarray(evaluate(pick, {**names, "x": x}))
 
 

@@ -192,8 +192,12 @@ def _part(tensor: Tensor, place: Place) -> Tensor:
         return tensor
     if tensor.shape != place.shape:
         expected = list(place.shape or ())
-        raise CheckpointError(f"shape is {list(tensor.shape)}, expected {expected}",
-                              file=tensor.file, field=tensor.name, hint="by config.json")  # fmt: skip
+        raise CheckpointError(
+            f"shape is {list(tensor.shape)}, expected {expected}",
+            file=tensor.file,
+            field=tensor.name,
+            hint="by config.json",
+        )
     return tensor.part(place.pick)
 
 

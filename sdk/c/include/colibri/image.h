@@ -25,7 +25,7 @@ enum {
     COLIBRI_ROLE_ROPE_2 = 5,      /* a second set, for layers that ask for it */
     COLIBRI_ROLE_OUTPUT_NORM_BIAS = 6,
     COLIBRI_ROLE_OUTPUT_BIAS = 7, /* 1 x vocabulary */
-    COLIBRI_ROLE_ATTENTION_NORM = 16,
+    COLIBRI_ROLE_ATTENTION_NORM = 16, /* absent: the block reads the stream as it is; also FFN_NORM */
     COLIBRI_ROLE_QUERY = 17,      /* heads * head_size x hidden */
     COLIBRI_ROLE_KEY = 18,        /* kv_heads * head_size x hidden */
     COLIBRI_ROLE_VALUE = 19,
