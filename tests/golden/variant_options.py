@@ -496,7 +496,7 @@ FAMILIES: dict[str, dict[str, Options]] = {
         five_layers=dict(num_hidden_layers=5, hidden_size=100, top_k_experts=1, rms_norm_eps=1e-2,
                          layer_types=["sliding_attention", "sliding_attention", "full_attention",
                                       "sliding_attention", "full_attention"]),
-        twelve_layers=dict(num_hidden_layers=12, layer_types=None, hidden_size=32, moe_intermediate_size=8,
+        twelve_layers=dict(num_hidden_layers=12, layer_types=None, moe_intermediate_size=8,
                            intermediate_size=16, num_experts=4, attention_k_eq_v=True,
                            num_global_key_value_heads=4),
         all_experts=dict(top_k_experts=8, tie_word_embeddings=False, final_logit_softcapping=30.0,

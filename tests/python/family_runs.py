@@ -32,7 +32,7 @@ def packed(source: Path, quant: str = "f32") -> Path:
 
 
 def run(image: Path, ids: ArrayLike, **limits: Any) -> tuple[NDArray[np.float32], list[Choices]]:
-    """Logits of every token; per router, in the order in which they run, its choices."""
+    """Logits of every token; each router's choices, in the trace's order."""
     ids = np.asarray(ids)
     engine = Engine(image, context=len(ids) + 1, trace=True, **limits)
     logits = engine.infer(ids, all_logits=True)

@@ -16,7 +16,6 @@ from colibri.cli import main
 from colibri.errors import CheckpointError
 from colibri.families import describe, families
 from colibri.family_parts import parts_of
-from colibri.image_format import ROLES
 from colibri.pack import pack
 from colibri.unsupported import unsupported
 from family_runs import Choices, distance, greedy, packed, run, tensors_of
@@ -33,13 +32,13 @@ def config_of(golden: str) -> dict[str, Any]:
 
 
 def routers(reference: Any) -> list[str]:
-    """Names of the reference's routers in the order in which they run."""
+    """Names of the reference's routers in the trace's order: those of attention come last."""
     names = [n.removeprefix("experts/") for n in reference.files if n.startswith("experts/")]
 
-    def place(name: str) -> tuple[int, bool, str]:
+    def place(name: str) -> tuple[bool, int]:
         number = re.search(r"\.(\d+)\.", name)
         assert number is not None
-        return int(number[1]), "attention" not in name, name
+        return "attention" in name, int(number[1])
 
     return sorted(names, key=place)
 
@@ -83,19 +82,6 @@ def test_what_is_said_to_be_tested_is() -> None:
             assert (kind in family.tested) == has, f"{family.name}: {kind}"
 
 
-@pytest.mark.parametrize("name", sorted(families()))
-def test_descriptors_hold_with_the_class_defaults(name: str) -> None:
-    """A config that says nothing is a model, or is refused by the name of a key."""
-    try:
-        model = describe({"architectures": [name]}, Path("config.json"))
-    except CheckpointError as error:
-        assert error.field
-        return
-    roles = {w.role.name for w in model.tensors}
-    assert {"embedding", "output_norm"} <= roles <= set(ROLES)
-    assert len(model.layers) == model.settings.layers
-
-
 def test_mtp_layers_are_left_out(tmp_path: Path) -> None:
     source = ck.copy_golden("glm4_moe", tmp_path)
     tensors = tensors_of(source)
@@ -113,7 +99,7 @@ def test_per_layer_lists_must_agree(tmp_path: Path) -> None:
     ck.change_config(source, moe_topk=[2, 2, 2], num_experts=[8, 8, 8])
     assert packed(source).read_bytes() == expected
     ck.change_config(source, moe_topk=[2, 2, 3])
-    with pytest.raises(CheckpointError, match="moe_topk: is .* one per layer, all equal"):
+    with pytest.raises(CheckpointError, match=r"moe_topk: is .* one per layer, all equal"):
         packed(source)
 
 
@@ -169,7 +155,7 @@ def test_no_class_is_both_known_and_refused() -> None:
     ("name", "text"),
     [
         ("KimiLinearForCausalLM",
-         "KimiLinearForCausalLM needs Kimi delta attention layers, which this version does not have"),
+         "KimiLinearForCausalLM needs Kimi delta attention layers, which this version does"),
         ("SwitchTransformersForConditionalGeneration",
          "SwitchTransformersForConditionalGeneration is out of scope: encoder-decoder"),
         ("NewForCausalLM", "NewForCausalLM is not supported; supported are AfmoeForCausalLM, "),

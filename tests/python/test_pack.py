@@ -274,9 +274,6 @@ def test_untied_needs_its_output(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("key", "value", "valid"),
     [
-        ("vocab_size", None, "an integer, 1 or more"),
-        ("hidden_size", None, "an integer, 1 or more"),
-        ("num_experts", None, "an integer, 0 or more"),
         ("hidden_size", "32", "an integer, 1 or more"),
         ("hidden_size", 32.0, "an integer, 1 or more"),
         ("hidden_size", True, "an integer, 1 or more"),
@@ -288,8 +285,9 @@ def test_untied_needs_its_output(tmp_path: Path) -> None:
         ("norm_topk_prob", 1, "true or false"),
         ("mlp_only_layers", [0.5], "a list of integers"),
         ("mlp_only_layers", 1, "a list of integers"),
-        ("layer_types", ["sliding_attention"] * 2, 'a list of "full_attention"'),
-        ("use_sliding_window", True, "false"),
+        ("layer_types", ["chunked_attention"] * 2, 'a list of "full_attention"'),
+        ("layer_types", ["full_attention"] * 3, "a list with an entry for each"),
+        ("use_sliding_window", 1, "true or false"),
         ("decoder_sparse_step", 0, "an integer, 1 or more"),
         ("partial_rotary_factor", 0.5, "1.0"),
         ("num_experts_per_tok", 5, "1 to the 4 experts"),
@@ -313,12 +311,11 @@ def test_wrong_config_keys(tmp_path: Path, key: str, value: Any, valid: str) -> 
     refuse(tmp_path, source, "config.json: ", key, f"valid is {valid}")
 
 
-@pytest.mark.parametrize("kind", ["yarn", "linear", "dynamic", "llama3"])
 @pytest.mark.parametrize("at", ["rope_parameters", "rope_scaling", "old"])
-def test_other_rope_types_are_refused_by_name(tmp_path: Path, kind: str, at: str) -> None:
+def test_unknown_rope_types_are_refused_by_name(tmp_path: Path, at: str) -> None:
     place, key = ("rope_scaling", "type") if at == "old" else (at, "rope_type")
-    source = ck.write(tmp_path / "in", **{place: {key: kind, "factor": 2.0}})
-    refuse(tmp_path, source, f'config.json: {place}.{key}: is "{kind}"; valid is "default"')
+    source = ck.write(tmp_path / "in", **{place: {key: "spiral", "factor": 2.0}})
+    refuse(tmp_path, source, 'config.json: rope_type: is "spiral"; valid is default, ')
 
 
 def test_two_places_must_agree(tmp_path: Path) -> None:
@@ -331,24 +328,18 @@ def test_two_places_must_agree(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [None, [], "Qwen2MoeForCausalLM", ["LlamaForCausalLM"], [7], ["Qwen2MoeForCausalLM"] * 2],
+    [None, [], "Qwen2MoeForCausalLM", ["NewForCausalLM"], [7], ["Qwen2MoeForCausalLM"] * 2],
 )
 def test_unknown_architectures_list_the_supported_ones(tmp_path: Path, value: Any) -> None:
     source = ck.write(tmp_path / "in", architectures=value)
-    refuse(
-        tmp_path, source, "config.json: architectures: ", "MixtralForCausalLM, Qwen2MoeForCausalLM"
-    )
+    refuse(tmp_path, source, "config.json: architectures: ", "MixtralForCausalLM, ", "Qwen2Moe")
 
 
-@pytest.mark.parametrize(
-    ("window", "fits"), [(None, True), (256, True), (4096, True), (255, False)]
-)
-def test_mixtral_sliding_window(tmp_path: Path, window: int | None, fits: bool) -> None:
+@pytest.mark.parametrize("window", [None, 1, 255, 4096])
+def test_mixtral_sliding_window(tmp_path: Path, window: int | None) -> None:
     source = ck.change_config(ck.copy_golden("mixtral", tmp_path), sliding_window=window)
-    if fits:
-        assert walk(make(source, tmp_path, quant="f32")).config["context"] == 256
-    else:
-        refuse(tmp_path, source, "config.json: sliding_window: is 255", "valid is null, or max_pos")
+    model = describe(Checkpoint.open(source).config, source / "config.json")
+    assert [layer.window for layer in model.layers] == [window or 0] * 2
 
 
 def test_mixtral_always_renormalises(tmp_path: Path) -> None:
@@ -362,14 +353,11 @@ def test_mixtral_always_renormalises(tmp_path: Path) -> None:
     assert (w.config["router_flags"], w.config["shared_flags"]) == (0, 1)
 
 
-def test_descriptors_name_roles_and_settings_completely() -> None:
+def test_descriptors_name_roles_completely() -> None:
     for family in families().values():
-        config = dict.fromkeys(family.keys)
-        with pytest.raises(CheckpointError):
-            describe(
-                {**config, "architectures": list(family.architectures[:1])}, Path("config.json")
-            )
-        assert {"embedding", "output", "query", "expert_down"} <= set(family.tensors)
+        assert {"embedding", "output", "output_norm"} <= set(family.tensors)
+        experts = {"router", "expert_gate", "expert_up", "expert_down"} <= set(family.tensors)
+        assert experts == (family.layer.experts != "False")
 
 
 # Tensors

@@ -15,6 +15,7 @@ struct attention {
     const struct engine *engine;
     uint32_t layer;
     colibri_layer kind;
+    struct colibri_kv kv;
     const float *query_norm;
     const float *key_norm;
     bool whole_norm; /* over all heads at once */
@@ -101,7 +102,7 @@ static void remember_token(void *arg, uint32_t token, uint32_t worker)
     uint32_t sequence = colibri_sequences(e)[token];
     float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)token * c->heads * n;
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE) + (size_t)token * keys * 2;
-    size_t at = (size_t)colibri_positions(e)[token] * colibri_kv_stride(e->limits.kv, n);
+    uint32_t position = colibri_positions(e)[token];
     (void)worker;
     if (a->kind.flags & COLIBRI_LAYER_KEY_IS_VALUE)
         memcpy(key + keys, key, keys * sizeof *key);
@@ -113,11 +114,11 @@ static void remember_token(void *arg, uint32_t token, uint32_t worker)
     for (uint32_t h = 0; a->kind.rope != 0 && h < heads; h++)
         colibri_rotate(c, a->kind.rope, colibri_rope_row(e, a->kind.rope, token), key + h * n);
 #if COLIBRI_WITH_ATTENTION_EXTRAS
-    extras_after(a, query, key, colibri_positions(e)[token]);
+    extras_after(a, query, key, position);
 #endif
     for (uint32_t h = 0; h < heads; h++, key += n) {
-        colibri_kv_store(e, key, n, colibri_kv_plane(e, a->layer, sequence, 2 * h) + at);
-        colibri_kv_store(e, key + keys, n, colibri_kv_plane(e, a->layer, sequence, 2 * h + 1) + at);
+        colibri_kv_store(e, key, n, colibri_kv_at(&a->kv, sequence, 2 * h, position));
+        colibri_kv_store(e, key + keys, n, colibri_kv_at(&a->kv, sequence, 2 * h + 1, position));
     }
 }
 
@@ -131,13 +132,12 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     uint32_t n = a->kind.head_size, group = c->heads / a->kind.kv_heads;
     uint32_t kv_head = repeated ? head % a->kind.kv_heads : head / group, sequence = colibri_sequences(e)[token];
     uint32_t position = colibri_positions(e)[token], first = colibri_kv_first(&a->kind, position);
-    uint32_t stride = colibri_kv_stride(e->limits.kv, n);
     float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)item * n;
     colibri_attend attend = {
         .query = query,
-        .keys = colibri_kv_plane(e, a->layer, sequence, 2 * kv_head) + (size_t)first * stride,
-        .values = colibri_kv_plane(e, a->layer, sequence, 2 * kv_head + 1) + (size_t)first * stride,
-        .stride = stride,
+        .keys = colibri_kv_at(&a->kv, sequence, 2 * kv_head, first),
+        .values = colibri_kv_at(&a->kv, sequence, 2 * kv_head + 1, first),
+        .stride = a->kv.stride,
         .kv = e->limits.kv,
         .head_size = n,
         .value_size = n,
@@ -231,7 +231,7 @@ colibri_status colibri_attention(const struct engine *e, uint32_t layer, struct 
     const colibri_config *c = &e->image->config;
     float *key = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE);
     struct activations work = *normed;
-    struct attention a = {.engine = e, .layer = layer};
+    struct attention a = {.engine = e, .layer = layer, .kv = colibri_kv_of(e, layer)};
     colibri_image_layer(e->image, layer, &a.kind);
     uint32_t queries = c->heads * a.kind.head_size, keys = a.kind.kv_heads * a.kind.head_size;
 #if COLIBRI_WITH_ATTENTION_EXTRAS

@@ -32,13 +32,14 @@ uint64_t colibri_kv_position_bytes(const colibri_image *image, uint32_t kv, uint
     return bytes;
 }
 
-uint8_t *colibri_kv_plane(const struct engine *e, uint32_t layer, uint32_t sequence, uint32_t plane)
+struct colibri_kv colibri_kv_of(const struct engine *e, uint32_t layer)
 {
     struct shape s = shape_of(e->image, layer);
-    size_t stride = colibri_kv_stride(e->limits.kv, s.elements), context = e->limits.context;
+    struct colibri_kv kv = {.planes = s.planes, .stride = colibri_kv_stride(e->limits.kv, s.elements)};
     size_t before = (size_t)colibri_kv_position_bytes(e->image, e->limits.kv, layer);
-    return e->buffers[COLIBRI_BUFFER_KV] + before * e->limits.sequences * context +
-           ((size_t)sequence * s.planes + plane) * stride * context;
+    kv.plane = (size_t)kv.stride * e->limits.context;
+    kv.base = e->buffers[COLIBRI_BUFFER_KV] + before * e->limits.sequences * e->limits.context;
+    return kv;
 }
 
 void colibri_kv_store(const struct engine *e, const float *x, uint32_t elements, uint8_t *vector)

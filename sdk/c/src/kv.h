@@ -5,6 +5,7 @@
 #define COLIBRI_KV_H
 
 #include <stdbool.h>
+#include <stddef.h>
 
 #include "colibri/plan.h"
 #include "options.h"
@@ -27,8 +28,21 @@ static inline uint32_t colibri_kv_stride(uint32_t kv, uint32_t elements)
 /* Bytes that one position takes in layers before `layer` (layers: in all). */
 uint64_t colibri_kv_position_bytes(const colibri_image *image, uint32_t kv, uint32_t layer);
 
-/* First vector of a plane: 2 * head for keys and 2 * head + 1 for values, or 0 for the latent. */
-uint8_t *colibri_kv_plane(const struct engine *e, uint32_t layer, uint32_t sequence, uint32_t plane);
+/* A layer's part of the cache. */
+struct colibri_kv {
+    uint8_t *base;
+    size_t plane;    /* bytes */
+    uint32_t planes; /* of a sequence */
+    uint32_t stride; /* bytes of a vector */
+};
+struct colibri_kv colibri_kv_of(const struct engine *e, uint32_t layer);
+
+/* Vector of a position in a plane: 2 * head for keys and 2 * head + 1 for values, or 0 for the latent. */
+static inline uint8_t *colibri_kv_at(const struct colibri_kv *kv, uint32_t sequence, uint32_t plane,
+                                     uint32_t position)
+{
+    return kv->base + ((size_t)sequence * kv->planes + plane) * kv->plane + (size_t)position * kv->stride;
+}
 
 /* Writes one vector in the cache's type. */
 void colibri_kv_store(const struct engine *e, const float *x, uint32_t elements, uint8_t *vector);

@@ -15,6 +15,7 @@ struct latent {
     const struct engine *engine;
     uint32_t layer;
     colibri_layer kind;
+    struct colibri_kv kv;
     uint32_t wide;      /* latent_size + rope_size */
     const float *norm;
     float *query;       /* tokens x heads x head_size */
@@ -73,11 +74,11 @@ static void remember_token(void *arg, uint32_t token, uint32_t worker)
     const colibri_config *c = &e->image->config;
     const float *row = colibri_rope_row(e, a->kind.rope, token);
     float *latent = colibri_floats(e, COLIBRI_BUFFER_KEY_VALUE) + (size_t)token * a->wide;
-    size_t at = (size_t)colibri_positions(e)[token] * colibri_kv_stride(e->limits.kv, a->wide);
     (void)worker;
     e->kernels->rms_norm(latent, a->norm, c->latent_size, c->latent_epsilon, latent);
     colibri_rotate(c, a->kind.rope, row, latent + c->latent_size);
-    colibri_kv_store(e, latent, a->wide, colibri_kv_plane(e, a->layer, colibri_sequences(e)[token], 0) + at);
+    colibri_kv_store(e, latent, a->wide,
+                     colibri_kv_at(&a->kv, colibri_sequences(e)[token], 0, colibri_positions(e)[token]));
     for (uint32_t h = 0; h < c->heads; h++) {
         size_t head = (size_t)token * c->heads + h;
         float *rotated = a->wide_query + head * a->wide + c->latent_size;
@@ -93,15 +94,13 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     const colibri_config *c = &e->image->config;
     uint32_t token = item / c->heads, position = colibri_positions(e)[token];
     uint32_t first = colibri_kv_first(&a->kind, position);
-    uint32_t stride = colibri_kv_stride(e->limits.kv, a->wide);
-    const uint8_t *plane =
-        colibri_kv_plane(e, a->layer, colibri_sequences(e)[token], 0) + (size_t)first * stride;
+    const uint8_t *plane = colibri_kv_at(&a->kv, colibri_sequences(e)[token], 0, first);
     float *query = a->wide_query + (size_t)item * a->wide;
     colibri_attend attend = {
         .query = query,
         .keys = plane,
         .values = plane,
-        .stride = stride,
+        .stride = a->kv.stride,
         .kv = e->limits.kv,
         .head_size = a->wide,
         .value_size = c->latent_size,
@@ -146,6 +145,7 @@ void colibri_latent_attention(const struct engine *e, uint32_t layer, struct act
     struct latent a = {
         .engine = e,
         .layer = layer,
+        .kv = colibri_kv_of(e, layer),
         .wide = c->latent_size + c->rope_size,
         .norm = colibri_vector_of(e, layer, COLIBRI_ROLE_LATENT_NORM),
         .query = colibri_floats(e, COLIBRI_BUFFER_WORK),

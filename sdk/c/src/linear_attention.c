@@ -15,7 +15,8 @@
 #if COLIBRI_WITH_LINEAR
 struct linear {
     const struct engine *engine;
-    uint32_t layer;
+    float *state;        /* of sequence 0: the filter's inputs, then a matrix a head */
+    size_t state_stride; /* to the next sequence's */
     bool delta;
     uint32_t keys;     /* floats of all queries, of all keys */
     uint32_t values;
@@ -73,7 +74,7 @@ static void advance_head(void *arg, uint32_t head, uint32_t worker)
     (void)worker;
     for (uint32_t t = 0; t < e->tokens; t++)
         advance(a, head, a->rows + (size_t)t * a->stride,
-                colibri_state_of(e, a->layer, colibri_sequences(e)[t]) + filter + size * head,
+                a->state + a->state_stride * colibri_sequences(e)[t] + filter + size * head,
                 colibri_positions(e)[t] == 0);
 }
 
@@ -111,7 +112,7 @@ static void finish_token(void *arg, uint32_t token, uint32_t worker)
 void colibri_linear_attention(const struct engine *e, uint32_t layer, struct activations *normed)
 {
     const colibri_config *c = &e->image->config;
-    struct linear a = {.engine = e, .layer = layer, .rows = colibri_floats(e, COLIBRI_BUFFER_WORK)};
+    struct linear a = {.engine = e, .rows = colibri_floats(e, COLIBRI_BUFFER_WORK)};
     struct activations out = *normed;
     colibri_layer kind;
     colibri_image_layer(e->image, layer, &kind);
@@ -123,6 +124,7 @@ void colibri_linear_attention(const struct engine *e, uint32_t layer, struct act
     a.rate = colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_DECAY);
     a.skip = colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_SKIP);
     a.norm = colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_NORM);
+    a.state = colibri_state_of(e, layer, &a.state_stride);
     float *gates = a.rows + 2 * a.keys + a.values, *steps = gates + a.values;
     colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_IN, 0, normed, a.rows, a.stride);
     colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_GATE, 0, normed, gates, a.stride);

@@ -29,11 +29,10 @@ uint64_t colibri_state_floats(const colibri_image *image, uint32_t layer)
     return floats;
 }
 
-float *colibri_state_of(const struct engine *e, uint32_t layer, uint32_t sequence)
+float *colibri_state_of(const struct engine *e, uint32_t layer, size_t *stride)
 {
-    size_t all = (size_t)colibri_state_floats(e->image, e->image->config.layers);
-    return colibri_floats(e, COLIBRI_BUFFER_RECURRENT) + all * sequence +
-           (size_t)colibri_state_floats(e->image, layer);
+    *stride = (size_t)colibri_state_floats(e->image, e->image->config.layers);
+    return colibri_floats(e, COLIBRI_BUFFER_RECURRENT) + (size_t)colibri_state_floats(e->image, layer);
 }
 
 #if COLIBRI_WITH_CONV || COLIBRI_WITH_LINEAR
@@ -41,7 +40,8 @@ enum { CHANNELS = 64 }; /* an item's share */
 
 struct filter {
     const struct engine *engine;
-    uint32_t layer;
+    float *state;        /* of sequence 0 */
+    size_t state_stride; /* to the next sequence's */
     const float *taps;
     const float *bias;
     float *rows;
@@ -73,7 +73,7 @@ static void filter_channels(void *arg, uint32_t item, uint32_t worker)
     (void)worker;
     for (uint32_t t = 0; t < e->tokens; t++) {
         float *row = f->rows + (size_t)t * f->stride;
-        float *state = colibri_state_of(e, f->layer, colibri_sequences(e)[t]);
+        float *state = f->state + f->state_stride * colibri_sequences(e)[t];
         for (uint32_t i = begin; i < end; i++)
             row[i] = next(f, state, i, row[i], colibri_positions(e)[t] == 0);
     }
@@ -82,7 +82,9 @@ static void filter_channels(void *arg, uint32_t item, uint32_t worker)
 void colibri_filter(const struct engine *e, uint32_t layer, const float *filter, const float *bias,
                     float *rows, uint32_t channels, uint32_t stride)
 {
-    struct filter f = {e, layer, filter, bias, rows, channels, stride};
+    struct filter f = {.engine = e, .taps = filter, .bias = bias, .rows = rows,
+                       .channels = channels, .stride = stride};
+    f.state = colibri_state_of(e, layer, &f.state_stride);
     colibri_run(e, colibri_divide_up(channels, CHANNELS), filter_channels, &f);
     colibri_trace(e, COLIBRI_EVENT_VECTOR, layer, 0, e->tokens,
                   (uint64_t)e->tokens * channels * (e->image->config.conv_size + 1u) * 4, 0);

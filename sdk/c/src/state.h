@@ -9,8 +9,8 @@
 /* Floats that one sequence takes in layers before `layer` (layers: in all). */
 uint64_t colibri_state_floats(const colibri_image *image, uint32_t layer);
 
-/* A layer's state of a sequence. */
-float *colibri_state_of(const struct engine *e, uint32_t layer, uint32_t sequence);
+/* A layer's state of sequence 0, and how many floats further that of the next sequence lies. */
+float *colibri_state_of(const struct engine *e, uint32_t layer, size_t *stride);
 
 /* A causal filter over time, channel by channel, tokens in order: row[i] = sum of filter taps x last inputs,
  * in place. filter: channels x conv_size; bias: channels, or NULL. stride: floats between tokens' rows. */

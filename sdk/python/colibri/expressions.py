@@ -24,14 +24,17 @@ import numpy as np
 
 Value = Any  # what JSON can hold
 
+def _plain(name: str) -> str:
+    return str(int(name)) if name.isdecimal() else name
+
+
 def _find(table: Value, path: list[Value], default: Value) -> Value:
     """What lies at a path of keys; JSON's keys are strings, where numbers may begin with zeros."""
     for key in path:
-        names = table if isinstance(table, dict) else {}
-        found = [name for name in names if (name.lstrip("0") or "0" if name.isdigit() else name) == str(key)]
-        if not found:
+        names = {_plain(name): name for name in table} if isinstance(table, dict) else {}
+        if str(key) not in names:
             return default
-        table = table[found[0]]
+        table = table[names[str(key)]]
     return table
 
 
