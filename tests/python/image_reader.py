@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A second reader of images, written from docs/spec.md alone: a test oracle and nothing else.
+"""A second reader of images, by docs/spec.md alone: a test oracle and nothing else.
 
 `walk` checks every rule of the page that a whole file shows, weights included, and gives the
-content back with all tensors as float32.
+content back with all tensors as float32.  The page's tables are read from the page.
 """
 
 from __future__ import annotations
@@ -19,40 +19,30 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-CONFIG_NAMES = [
-    "vocabulary",
-    "hidden",
-    "layers",
-    "context",
-    "heads",
-    "kv_heads",
-    "head_size",
-    "rope_size",
-    "rope_style",
-    "activation",
-    "router",
-    "router_flags",
-    "experts",
-    "top_k",
-    "expert_size",
-    "shared_size",
-    "shared_flags",
-    "dense_size",
-    "tied",
-    "norm_epsilon",
-    "attention_scale",
-    "rope_scale",
-]
-ROLE_NAMES = {
-    1: "embedding", 2: "output", 3: "output_norm", 4: "rope", 16: "attention_norm", 17: "query",
-    18: "key", 19: "value", 20: "attention_out", 21: "query_bias", 22: "key_bias",
-    23: "value_bias", 32: "ffn_norm", 33: "dense_gate", 34: "dense_up", 35: "dense_down",
-    48: "router", 50: "shared_gate", 51: "shared_up", 52: "shared_down", 53: "shared_router",
-    64: "expert_gate", 65: "expert_up", 66: "expert_down",
-}  # fmt: skip
-OPTIONAL = {21, 22, 23}
-FLOAT_ONLY = {3, 4, 16, 21, 22, 23, 32, 48, 53}
+from spec_page import ONLY_WITH, ROWS, WORDS
+
 TYPES = {1: "f32", 2: "f16", 3: "bf16", 4: "q8", 5: "q4"}
+HOLD, RELEASE, EARLY_ROUTER = 32, 64, 128
+GLOBAL = 0xFFFF
+
+
+@dataclass
+class Layer:
+    """An entry of the layers section, sizes in effect."""
+
+    mixer: int
+    ffn: int
+    rope: int
+    flags: int
+    window: int
+    chunk: int
+    head_size: int
+    kv_heads: int
+
+    @property
+    def rotates(self) -> int:
+        """Number of the set, or 0."""
+        return self.rope if self.mixer in (1, 2, 4) else 0
 
 
 @dataclass
@@ -60,7 +50,7 @@ class Walked:
     """Content of an image.  Tensors by (layer or None, role[, expert])."""
 
     config: dict[str, Any]
-    expert_layers: list[bool]
+    layers: list[Layer]
     tensors: dict[tuple[Any, ...], NDArray[np.float32]]
     groups: dict[tuple[Any, ...], int]
     types: dict[str, str]
@@ -70,6 +60,15 @@ class Walked:
     notes: dict[str, Any]
     tokenizer: bytes | None
     sections: dict[int, tuple[int, int]]
+
+    @property
+    def expert_layers(self) -> list[bool]:
+        return [layer.ffn in (2, 3) for layer in self.layers]
+
+    @property
+    def records(self) -> int:
+        """Experts of a layer that have one."""
+        return int(self.config["experts"] - self.config["identities"])
 
 
 def up(value: int, to: int) -> int:
@@ -84,7 +83,7 @@ def walk(path: Path) -> Walked:
     assert (version, layout, file_bytes, zero0, zero1) == (1, 0, len(data), 0, 0)
     assert meta_bytes % 64 == 0
     assert 1 <= count <= 32
-    assert alignment & (alignment - 1) == 0
+    assert alignment in [1 << n for n in range(6, 17)]
     assert crc == zlib.crc32(data[:60] + data[64:meta_bytes])
     blank = bytearray(data[:meta_bytes])
     blank[32:48], blank[60:64] = bytes(16), bytes(4)
@@ -98,20 +97,23 @@ def walk(path: Path) -> Walked:
         offset, size, _ = section[kind]
         return data[offset : offset + size]
 
-    config = _config(content(1))
-    layers = [struct.unpack_from("<BB14s", content(2), 16 * i) for i in range(config["layers"])]
+    config, layers = _config_and_layers(content(1), content(2))
+    assert section[1][2] == 1
     assert section[2][1:] == (16 * config["layers"], config["layers"])
-    assert all(mixer == 1 and ffn in (1, 2) and not any(rest) for mixer, ffn, rest in layers)
-    expert_layers = [ffn == 2 for _, ffn, _ in layers]
-    assert (4 in section) == (18 in section) == any(expert_layers)
-    walked = Walked(config, expert_layers, {}, {}, {}, [], (0, 0, 0), [], json.loads(content(7)),
+    has_experts = any(layer.ffn in (2, 3) for layer in layers)
+    assert (4 in section) == (18 in section) == has_experts
+    assert all(section[kind][2] == 0 for kind in (7, 17, 18) if kind in section)
+    assert 16 not in section or section[16][2] == 1
+    walked = Walked(config, layers, {}, {}, {}, [], (0, 0, 0), [], json.loads(content(7)),
                     content(16) if 16 in section else None,
                     {k: (o, s) for k, (o, s, _) in section.items()})  # fmt: skip
+    assert isinstance(walked.notes, dict)
     walked.stop = list(struct.unpack(f"<{section[5][2]}I", content(5)))
     first = struct.unpack(f"<3I{section[6][2]}I", content(6))
     walked.selftest, walked.tokens = first[:3], list(first[3:])
     assert 1 <= len(walked.tokens) <= 64
-    assert all(0 <= t < config["vocabulary"] for t in walked.tokens + walked.stop)
+    assert all(token < config["vocabulary"] for token in walked.tokens)
+    assert 4 not in section or section[4][1] == 24 * section[4][2]
     _tensors(walked, data, content(3), section[3][2], content(4) if 4 in section else b"")
     return walked
 
@@ -121,7 +123,7 @@ def _check_sections(
 ) -> bytearray:
     kinds = [entry[0] for entry in table]
     assert kinds == sorted(set(kinds))
-    assert {1, 2, 3, 5, 6, 7, 17} <= set(kinds)
+    assert {1, 2, 3, 5, 6, 7, 17} <= set(kinds) <= {*range(1, 8), 16, 17, 18}
     at = 64 + 32 * len(table)
     used = bytearray(b"\1" * at + bytes(meta - at))
     previous = 0
@@ -140,87 +142,143 @@ def _check_sections(
     return used
 
 
-def _config(raw: bytes) -> dict[str, Any]:
+# Sections 2 and 3 of the page
+
+
+def _config_and_layers(raw: bytes, layers: bytes) -> tuple[dict[str, Any], list[Layer]]:
     assert len(raw) == 256
-    assert not any(raw[22 * 4 :])
-    values = struct.unpack_from("<19I3f", raw)
-    c = dict(zip(CONFIG_NAMES, values, strict=True))
-    assert 1 <= c["vocabulary"] <= 1 << 24
-    assert 1 <= c["hidden"] <= 65536
-    assert 1 <= c["layers"] <= 1024
-    assert 1 <= c["context"] <= 131072
+    assert not any(raw[4 * len(WORDS) :])
+    codes = "".join("f" if word.is_float else "I" for word in WORDS)
+    values = struct.unpack_from(f"<{codes}", raw)
+    c: dict[str, Any] = dict(zip((word.name for word in WORDS), values, strict=True))
+    found = [Layer(*entry) for entry in struct.iter_unpack("<BBBBIIHH", layers)]
+    for layer in found:
+        layer.head_size = layer.head_size or c["head_size"]
+        layer.kv_heads = layer.kv_heads or c["kv_heads"]
+    has = {name: any(layer.mixer in of for layer in found) for name, of in ONLY_WITH.items()}
+    has["experts"] = any(layer.ffn in (2, 3) for layer in found)
+    has["dense"] = any(layer.ffn in (1, 3) for layer in found)
+    for word in WORDS:
+        value = c[word.name]
+        assert word.allows(value) if has[word.only_with] else value == 0, (word.name, value)
+    _check_config(c, latent=has["latent"], experts=has["experts"])
+    _check_layers(c, found)
+    return c, found
+
+
+def _check_config(c: dict[str, Any], *, latent: bool, experts: bool) -> None:
     assert c["heads"] % c["kv_heads"] == 0
-    assert c["head_size"] % 2 == c["rope_size"] % 2 == 0
+    assert not c["linear_keys"] or c["linear_values"] % c["linear_keys"] == 0
+    assert not any(c[name] % 2 for name in ("head_size", "rope_size", "rope_size_2"))
     assert c["rope_size"] <= c["head_size"]
-    assert c["activation"] == 1
-    assert c["router"] in (0, 1)
-    assert c["norm_epsilon"] > 0
-    assert c["top_k"] <= min(c["experts"], 64)
-    return c
-
-
-def _shapes(c: dict[str, Any]) -> dict[int, tuple[int, int]]:
-    h, q, kv = c["hidden"], c["heads"] * c["head_size"], c["kv_heads"] * c["head_size"]
-    shapes = {1: (c["vocabulary"], h), 2: (c["vocabulary"], h), 3: (1, h),
-              4: (1, c["rope_size"] // 2), 16: (1, h), 17: (q, h), 18: (kv, h), 19: (kv, h),
-              20: (h, q), 21: (1, q), 22: (1, kv), 23: (1, kv), 32: (1, h),
-              48: (c["experts"], h), 53: (1, h)}  # fmt: skip
-    for first, size in ((33, c["dense_size"]), (50, c["shared_size"]), (64, c["expert_size"])):
-        shapes |= {first: (size, h), first + 1: (size, h), first + 2: (h, size)}
-    return shapes
-
-
-def _expected_roles(c: dict[str, Any], layer: int, experts: bool) -> set[int]:
-    if layer == 0xFFFF:
-        return {1, 3} | (set() if c["tied"] else {2}) | ({4} if c["rope_size"] else set())
-    roles = {16, 17, 18, 19, 20, 32}
+    assert not latent or 0 < c["rope_size"] < c["head_size"]
+    products = [("heads", "head_size"), ("heads", "value_size"), ("linear_keys", "linear_key_size"),
+                ("linear_values", "linear_value_size")]  # fmt: skip
+    assert all(c[a] * c[b] <= 131072 for a, b in products)
+    assert c["shared_size"] or not c["shared_flags"]
     if not experts:
-        return roles | {33, 34, 35}
-    shared = {50, 51, 52} if c["shared_size"] else set()
-    return roles | {48, 64, 65, 66} | shared | ({53} if c["shared_flags"] & 1 else set())
+        return
+    assert c["top_k"] <= c["experts"]
+    assert c["router"] != 4 or c["top_k"] == 2
+    assert c["identities"] < c["experts"]
+    groups, kept, ranks = c["router_groups"], c["router_groups_kept"], c["router_flags"] & 24
+    if groups == 0:
+        assert (kept, ranks) == (0, 0)
+        return
+    assert ranks in (8, 16)
+    assert c["experts"] % groups == 0
+    assert 1 <= kept <= groups
+    assert c["experts"] // groups * kept >= c["top_k"]
+
+
+def _check_layers(c: dict[str, Any], layers: list[Layer]) -> None:
+    held = False
+    for layer in layers:
+        assert 1 <= layer.mixer <= 6
+        assert 1 <= layer.ffn <= 3
+        assert layer.rope <= 2
+        assert not (layer.window and layer.chunk)
+        assert layer.head_size % 2 == 0
+        assert 2 <= layer.head_size <= 1024
+        assert c["heads"] * layer.head_size <= 131072
+        assert c["heads"] % layer.kv_heads == 0
+        size = [0, c["rope_size"], c["rope_size_2"] or c["rope_size"]][layer.rotates]
+        assert size <= layer.head_size
+        assert layer.mixer != 2 or layer.rope == 1
+        assert bool(layer.flags & RELEASE) == held
+        held = bool(layer.flags & HOLD)
+        assert not held or layer.ffn == 3
+        if layer.flags & EARLY_ROUTER:
+            assert layer.ffn != 1
+            assert layer.mixer != 4
+        if layer.mixer == 4:
+            assert layer.ffn == 2
+            assert c["heads"] == c["top_k"] * layer.kv_heads
+    assert not held
+
+
+# Sections 4 and 5
 
 
 def _tensors(w: Walked, data: bytes, table: bytes, count: int, experts: bytes) -> None:
-    c, shapes = w.config, _shapes(w.config)
     entries = [struct.unpack_from("<HHBBHIIQQIIQ", table, 48 * i) for i in range(count)]
     assert len(table) == 48 * count
     assert [e[:2] for e in entries] == sorted({e[:2] for e in entries})
-    for layer in (*range(c["layers"]), 0xFFFF):
-        found = {e[1] for e in entries if e[0] == layer}
-        wanted = _expected_roles(c, layer, layer != 0xFFFF and w.expert_layers[layer])
-        assert found - OPTIONAL == wanted, (layer, found ^ wanted)
-    at, end = w.sections[17][0], sum(w.sections[17])
+    assert {e[0] for e in entries} == {*range(w.config["layers"]), GLOBAL}
+    rows = {(layer, row.role): row for layer in (*range(w.config["layers"]), GLOBAL)
+            for row in ROWS if _has(w, layer, row)}  # fmt: skip
+    needed = {key for key, row in rows.items() if not row.optional}
+    there = {e[:2] for e in entries}
+    assert needed <= there, f"missing {needed - there}"
+    assert there <= set(rows), f"of no use {there - set(rows)}"
+    at, last = w.sections[17][0], 0
     moe = [i for i, has in enumerate(w.expert_layers) if has]
     records = [struct.unpack_from("<QIIII", experts, 24 * i) for i in range(len(experts) // 24)]
-    assert len(records) == len(moe) * c["experts"]
+    assert len(records) == len(moe) * w.records
     sizes: dict[int, int] = {}
-    for layer, role, kind, order, group, rows, columns, offset, size, crc, zero0, zero1 in entries:
-        assert (rows, columns) == shapes[role]
+    for layer, role, kind, order, group, high, wide, offset, size, crc, zero0, zero1 in entries:
+        row = rows[layer, role]
+        assert (high, wide) in row.shapes(_names(w, layer)), (layer, row.name, high, wide)
         assert (order, zero0, zero1) == (0, 0, 0)
         assert kind in TYPES
-        assert (group in (32, 64, 128)) == (kind > 3)
-        assert kind > 3 or group == 0
-        assert kind == 1 or role not in FLOAT_ONLY
-        name, where = ROLE_NAMES[role], None if layer == 0xFFFF else layer
-        assert w.types.setdefault(name, TYPES[kind]) == TYPES[kind]
-        shape = (kind, group, rows, columns)
-        if role < 64:
+        assert group in ((32, 64, 128) if kind > 3 else (0,))
+        assert kind == 1 or not row.f32
+        where = None if layer == GLOBAL else layer
+        assert w.types.setdefault(row.name, TYPES[kind]) == TYPES[kind]
+        shape = (kind, group, high, wide)
+        if not row.in_record:
             assert offset == at
             assert crc == zlib.crc32(data[offset : offset + size])
-            at = up(offset + size, 64)
-            w.tensors[where, name] = _decode(data, offset, size, *shape)
-            w.groups[where, name] = group
             last = offset + size
+            at = up(last, 64)
+            w.tensors[where, row.name] = _decode(data, offset, size, *shape)
+            w.groups[where, row.name] = group
             continue
         assert crc == 0
         assert offset == up(sizes.get(layer, 0), 64)
         sizes[layer] = offset + size
-        for expert in range(c["experts"]):
-            base = records[moe.index(layer) * c["experts"] + expert][0]
-            w.tensors[where, name, expert] = _decode(data, base + offset, size, *shape)
-            w.groups[where, name, expert] = group
-    assert last == end
+        for expert in range(w.records):
+            base = records[moe.index(layer) * w.records + expert][0]
+            w.tensors[where, row.name, expert] = _decode(data, base + offset, size, *shape)
+            w.groups[where, row.name, expert] = group
+    assert last == sum(w.sections[17])
     _check_records(w, data, records, sizes, moe)
+
+
+def _has(w: Walked, layer: int, row: Any) -> bool:
+    kind = (None, 0) if layer == GLOBAL else (w.layers[layer].mixer, w.layers[layer].ffn)
+    return bool(row.may_be_in(*kind) and row.holds(_names(w, layer)))
+
+
+def _names(w: Walked, layer: int) -> dict[str, Any]:
+    """What the page's expressions may say in a layer."""
+    sets = {one.rotates for one in w.layers} if w.config["rope_size"] else set()
+    names = {**w.config, "set_1": 1 in sets, "set_2": 2 in sets}
+    if layer == GLOBAL:
+        return names
+    own = w.layers[layer]
+    return {**names, "head_size": own.head_size, "kv_heads": own.kv_heads,
+            "key_is_value": bool(own.flags & 8)}  # fmt: skip
 
 
 def _check_records(
@@ -231,7 +289,7 @@ def _check_records(
     for index, (offset, size, crc, file, zero) in enumerate(records):
         assert offset % alignment == 0
         assert (file, zero) == (0, 0)
-        assert size == sizes[moe[index // w.config["experts"]]]
+        assert size == sizes[moe[index // w.records]]
         assert crc == zlib.crc32(data[offset : offset + size])
         spans.append((offset, offset + size))
     if spans:

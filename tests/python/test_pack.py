@@ -17,6 +17,7 @@ import pytest
 import checkpoints as ck
 import colibri
 from colibri import cli
+from colibri.checkpoint import Checkpoint
 from colibri.errors import CheckpointError, ColibriError, PackError
 from colibri.families import describe, families
 from colibri.image_format import ROLES

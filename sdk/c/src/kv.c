@@ -44,6 +44,7 @@ struct colibri_kv colibri_kv_of(const struct engine *e, uint32_t layer)
 
 void colibri_kv_store(const struct engine *e, const float *x, uint32_t elements, uint8_t *vector)
 {
+    (void)e; /* with f32 alone */
 #if COLIBRI_WITH_KV_F16
     if (e->limits.kv == COLIBRI_F16) {
         for (uint32_t i = 0; i < elements; i++)
