@@ -5,6 +5,7 @@
 
 #include "engine_state.h"
 #include "float_math.h"
+#include "options.h"
 #include "size.h"
 #include "step_tokens.h"
 

@@ -24,7 +24,7 @@
 
 float colibri_exp(float x);            /* within 2 ulp on [-87, 88] */
 float colibri_sigmoid(float x);        /* 1 / (1 + exp(-x)) */
-float colibri_rsqrt(float x);          /* within 2 ulp for normal positive x */
+float colibri_rsqrt(float x);          /* within 2 ulp from 2^-125 up */
 void colibri_sincos(float x, float *sine, float *cosine); /* |x| <= 131072: absolute error below 2e-7 */
 
 #endif

@@ -264,7 +264,11 @@ def _look_up(config: dict[str, Any], path: str) -> Any:
 def _settings(
     family: Family, values: dict[str, Any], kinds: tuple[bool, ...], file: Path
 ) -> tuple[Settings, tuple[str, ...]]:
-    result = {n: evaluate(e, values) for n, e in family.settings.items()}
+    try:
+        result = {n: evaluate(e, values) for n, e in family.settings.items()}
+    except ValueError as error:
+        hint = "the values of these keys do not go together"
+        raise CheckpointError(str(error), file=file, hint=hint) from error
     notes: tuple[str, ...] = ()
     if not any(kinds):
         result |= dict.fromkeys(_WORDS, 0)
@@ -320,7 +324,8 @@ def _rope(
     exponents = np.arange(0, settings.rope_size, 2).astype(np.float32)
     # The power is rounded once, from float64: correctly rounded but for ties no theta meets.
     powers = np.float64(theta) ** (exponents / np.float32(settings.rope_size)).astype(np.float64)
-    frequencies = np.float32(1.0) / powers.astype(np.float32)
+    with np.errstate(divide="ignore", over="ignore"):  # what comes of it is refused below
+        frequencies = np.float32(1.0) / powers.astype(np.float32)
     if not (np.isfinite(frequencies).all() and frequencies.max(initial=0) <= 1):
         raise CheckpointError(f"is {theta:g}", file=file, field="rope_theta",
                               hint="valid is a number from 1 up")  # fmt: skip
