@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-# make demo    the shipped model from checkpoint to emulated board
-# make test    everything that takes seconds; what this machine cannot check is listed at the end
+# make demo       the shipped model from checkpoint to emulated board
+# make test       everything that takes seconds; what this machine cannot check is listed at the end
+# make test-long  and what takes minutes
+# make lint       style and types; make format mends the style
+# make sizes      measures tests/limits.json and docs/sizes.md again (REASON='...' when one moved)
+# make pictures   runs the commands of the README again and keeps what they print
 # Needs python3 (3.11 or newer), gcc, cmake. Everything else goes to .venv with pip.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find sdk/c sdk/python/src -name '*.[ch]' -o -name '*.cpp' -o -name CMakeLists.txt)
 
-.PHONY: all venv build demo test test-long lint format wheel clean
+.PHONY: all venv build demo test test-long lint format sizes pictures wheel clean
 all: build
 
 venv: $(VENV)/.made
@@ -41,6 +45,12 @@ lint: build
 format: build
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+sizes: build
+	$(BIN)/python tests/python/runtime_sizes.py $(if $(REASON),--reason "$(REASON)")
+
+pictures: build
+	$(BIN)/python docs/pictures/make.py
 
 wheel: build
 	$(BIN)/python -m pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .

@@ -8,6 +8,7 @@ address that the link fixed; for a Linux board it is a static executable that op
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -127,7 +128,7 @@ def build_firmware(
     -------
     Firmware
     """
-    image, output = Path(image), Path(output)
+    image, output = Path(image), Path(os.path.realpath(output))  # behind links; "." by its name
     unknown = sorted(set(kv) - set(ALL_KV))
     if unknown:
         raise BuildError(f"no KV type '{unknown[0]}'", field="--kv", hint="one of f32, f16, q8")
@@ -254,18 +255,18 @@ def _new_folder(output: Path) -> Iterator[Path]:
         temporary = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
     except OSError as error:
         raise BuildError(f"cannot be written: {error.strerror}", file=output.parent) from error
+    old = temporary.with_name(temporary.name + "-old")
     try:
         yield temporary
         temporary.chmod(0o755)
         if output.exists():
-            old = Path(tempfile.mkdtemp(dir=output.parent, prefix=f".{output.name}-"))
             output.replace(old)
-            temporary.replace(output)
-            shutil.rmtree(old)
-        else:
-            temporary.replace(output)
+        temporary.replace(output)
+    except OSError as error:
+        raise BuildError(f"cannot be written: {error.strerror}", file=output) from error
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        shutil.rmtree(old, ignore_errors=True)
 
 
 def _is_empty_folder(path: Path) -> bool:

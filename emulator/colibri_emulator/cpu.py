@@ -28,7 +28,7 @@ def run_cpu(
         When the firmware reports an error of the runtime.
     """
     if not plan.fits:
-        return unfit_report(image, board, plan, "cpu")
+        return unfit_report(image, plan, "cpu")
     if image.path is None:
         raise EmulateError("an image in memory cannot be put into firmware", hint="give a file")
     asked = mailbox_request(image, request, plan)
@@ -55,7 +55,7 @@ def cpu_report(
         prompt_tokens=len(request.prompt),
         text=image.tokenizer.decode(tokens) if image.has_tokenizer else None,
         stop_reason=_stop_reason(request, image, tokens),
-        logits_crc32=result.logits_crc32,
+        logits_crc32=result.logits_crc32 if tokens or not result.fault else None,
         total_bytes=result.total_bytes,
         max_context=plan.max_context,
         high_water=sum(result.high_water.values()),
@@ -79,7 +79,9 @@ def cpu_report(
 def mailbox_request(image: Image, request: Request, plan: Plan) -> mailbox.Request:
     """The request as the firmware takes it, with the limits of the plan."""
     limits, sampling = plan.limits, request.sampling
-    checked = request.checked(vocabulary=image.vocabulary, context=limits["context"])
+    checked = request.checked(
+        vocabulary=image.vocabulary, context=limits["context"], longest=image.context
+    )
     return mailbox.Request(
         prompt=checked.prompt,
         max_new_tokens=checked.max_new_tokens,

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from colibri.boards import Board, Region
-from colibri.errors import BoardError, DoesNotFitError
+from colibri.errors import BoardError, DoesNotFitError, Lack
 from colibri.units import format_bytes
 
 MAX_REGIONS = 8  # COLIBRI_MAX_REGIONS
@@ -24,6 +24,7 @@ CODE_BYTES = 128 << 10  # kept for code; the linker script checks it
 STATIC_BYTES = 8 << 10  # the runner's own data: mailbox, engine handle, plan
 MODEL_ALIGNMENT = 4096
 ALIGNMENT = 64
+IMAGE = "the image"  # as messages call it
 
 
 @dataclass(frozen=True)
@@ -68,11 +69,13 @@ class _Space:
         """Address of the next `size` bytes."""
         base = _align_up(self.start, alignment)
         if base + size > self.end:
-            raise DoesNotFitError(
+            error = DoesNotFitError(
                 f"{what} needs {format_bytes(size)}, region {self.region.name} has "
                 f"{format_bytes(max(self.end - base, 0))} left",
-                hint=f"{what} needs a region with {format_bytes(size)} free",
+                hint=f"{what} needs a region with {format_bytes(size, exact=True)} free",
             )
+            error.lack = Lack(what, self.region.name, self.end - base, size)
+            raise error
         self.start = base + size
         return base
 
@@ -114,7 +117,7 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
     data_limit = data.start
     logits_bytes = _align_up(vocabulary * 4, ALIGNMENT)
     inside = fw.reserve_bytes - STATIC_BYTES - (CODE_BYTES if shared else 0)
-    model_base = spaces[fw.model_region].take(image_bytes, MODEL_ALIGNMENT, "the image")
+    model_base = spaces[fw.model_region].take(image_bytes, MODEL_ALIGNMENT, IMAGE)
     if logits_bytes <= inside:
         logits_base = data_limit - logits_bytes
         data_limit = logits_base
@@ -147,9 +150,9 @@ def _engine_regions(spaces: dict[str, _Space]) -> tuple[EngineRegion, ...]:
     found = []
     for space in spaces.values():
         # Address 0 is C's NULL, which the runtime takes for missing memory.
-        base, end = _align_up(max(space.start, 1), ALIGNMENT), space.end - space.end % ALIGNMENT
-        if space.region.writable and end > base:
-            found.append(EngineRegion(space.region.name, base, end - base, space.region.rank))
+        base = _align_up(max(space.start, 1), ALIGNMENT)
+        if space.region.writable and space.end > base:
+            found.append(EngineRegion(space.region.name, base, space.end - base, space.region.rank))
     kept = sorted(found, key=lambda region: (-region.size, region.rank))[:MAX_REGIONS]
     return tuple(region for region in found if region in kept)
 

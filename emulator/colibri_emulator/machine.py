@@ -122,9 +122,7 @@ def pick_machine(board: Board, prefer: EngineName | None = None) -> Machine:
             return QemuMachine(board)
         missing.append(_APT)
     if missing:
-        raise EmulateError(
-            f"no CPU engine for {board.id} is installed", hint=" or ".join(missing)
-        )
+        raise EmulateError(f"no CPU engine for {board.id} is installed", hint=" or ".join(missing))
     offered = [name for name in ("unicorn_cpu", "qemu_machine") if getattr(board.firmware, name)]
     raise EmulateError(
         f"board {board.id} does not run on {prefer or 'any CPU engine'}",

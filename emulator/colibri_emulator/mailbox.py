@@ -84,11 +84,13 @@ class Request:
     def pack(self) -> bytes:
         """The mailbox as the firmware finds it."""
         if len(self.prompt) + self.max_new_tokens > TOKENS:
+            room = TOKENS - len(self.prompt)
             raise EmulateError(
                 f"{len(self.prompt)} prompt tokens and {self.max_new_tokens} new ones exceed the "
                 f"firmware's mailbox of {TOKENS}",
-                field="max_new_tokens",
-                hint=f"at most {max(TOKENS - len(self.prompt), 0)} new tokens for this prompt",
+                field="max_new_tokens" if room > 0 else "prompt",
+                hint=f"at most {room} new tokens for this prompt" if room > 0
+                else f"at most {TOKENS} together; --machine native has no such limit",
             )
         bad = [token for token in self.prompt if not 0 <= token < 2**32]
         if bad:

@@ -46,9 +46,7 @@ class QemuUserMachine:
                     command, capture_output=True, text=True, timeout=self._timeout, check=False
                 )
             except subprocess.TimeoutExpired:
-                raise EmulateError(
-                    f"{self.name}: no result after {self._timeout:.0f} s"
-                ) from None
+                raise EmulateError(f"{self.name}: no result after {self._timeout:.0f} s") from None
             return self._result(done, read_count(log) if request.workers <= 1 else None)
 
     def _result(self, done: subprocess.CompletedProcess[str], count: int | None) -> Result:

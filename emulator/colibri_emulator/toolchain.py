@@ -261,4 +261,3 @@ def compile_all(
 
     with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
         return list(pool.map(one, sources))
-

@@ -13,15 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from colibri import _core
 from colibri.boards import Board
-from colibri.engine import Engine, MemoryRegion, make_limits
+from colibri.engine import Engine, MemoryRegion
 from colibri.errors import EmulateError
 from colibri.generate import Generation, Request, generate
 from colibri.image import Image
 from colibri.planner import Plan
 from colibri_emulator.clock import Charge, Clock, Placement, predict
-from colibri_emulator.layout import board_layout
 from colibri_emulator.memory import GuardedRegion, Side
 from colibri_emulator.report import EmulationReport, Machine, Prediction, RegionUse, Shortfall
 from colibri_emulator.storage import Medium, boot_medium
@@ -57,7 +55,7 @@ def run_twin(
         Gets each token as it is drawn.
     """
     if not plan.fits:
-        return unfit_report(image, board, plan, "native")
+        return unfit_report(image, plan, "native")
     load = _load_bytes(board, image, plan)
     medium = boot_medium(board) if load else None
     meter = _Meter(_clock(board, plan, medium), load)
@@ -105,7 +103,7 @@ def run_twin(
     )
 
 
-def unfit_report(image: Image, board: Board, plan: Plan, machine: Machine) -> EmulationReport:
+def unfit_report(image: Image, plan: Plan, machine: Machine) -> EmulationReport:
     """The report of a run that cannot be: which buffer, how much is missing, what would fit."""
     regions = [
         RegionUse(name=free.name, size=free.size, used=0, high_water=0)
@@ -117,7 +115,7 @@ def unfit_report(image: Image, board: Board, plan: Plan, machine: Machine) -> Em
         machine=machine,
         engine="nothing was run",
         fits=False,
-        shortfall=_shortfall(image, board, plan),
+        shortfall=_shortfall(plan),
         total_bytes=plan.total_bytes,
         max_context=plan.max_context,
         high_water=0,
@@ -237,35 +235,17 @@ def _notes(board: Board, plan: Plan, *, unpriced: bool) -> list[str]:
     return notes
 
 
-def _shortfall(image: Image, board: Board, plan: Plan) -> Shortfall:
-    if plan.memory.problem:
-        region, buffer, size = _image_region(plan), "image", image.bytes
-        have, need = _image_room(image, board, plan), image.bytes
-    else:
-        limits = make_limits(**plan.limits)
-        shortage = _core.plan(image.core, limits, plan.memory.regions)["shortage"]
-        assert shortage is not None
-        index, have, need = shortage
-        region = plan.memory.regions[index].name
-        largest = max(plan.unplaced, key=lambda row: row.bytes)
-        buffer, size = largest.name, largest.bytes
+def _shortfall(plan: Plan) -> Shortfall:
+    lack = plan.lack
+    assert lack is not None
+    sizes = {row.name: row.bytes for row in plan.unplaced}
     return Shortfall(
-        region=region,
-        buffer=buffer,
-        buffer_bytes=size,
-        have=have,
-        need=need,
-        missing=max(need - have, 0),
+        region=lack.region,
+        buffer=lack.part,
+        buffer_bytes=sizes.get(lack.part, lack.need),
+        have=max(lack.have, 0),
+        need=max(lack.have, 0) + lack.need - lack.have,
+        missing=lack.need - lack.have,
         max_context=plan.max_context,
         advice=list(plan.advice),
     )
-
-
-def _image_room(image: Image, board: Board, plan: Plan) -> int:
-    """What the image's region has left for it: without firmware, or without the system."""
-    region = board.region(_image_region(plan))
-    if board.os == "none":
-        return region.end - board_layout(board, 0, image.vocabulary).model_base
-    rows = plan.memory.rows
-    taken = sum(row.bytes for row in rows if row.region == region.name and row.name != "image")
-    return region.size - taken

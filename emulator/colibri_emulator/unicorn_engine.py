@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -27,6 +28,7 @@ _PAGE = 4096
 # MAP_NORESERVE, which Python names from 3.13 on: untouched memory costs nothing.
 _LAZY = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | (0x4000 if sys.platform == "linux" else 0)
 _CODE_BUFFER = 64 << 20  # Unicorn's own cache of translated code; the default reserves 1 GiB
+_STACK_LIMIT = 19  # QEMU's number for a stack pointer below MSPLIM
 _SYSTEM_CONTROL = 0xE000E000  # Cortex-M: CPACR, VTOR; reads back what was written
 
 
@@ -180,7 +182,12 @@ class _Session:
         rights = {"r": unicorn.UC_PROT_READ, "w": unicorn.UC_PROT_WRITE, "x": unicorn.UC_PROT_EXEC}
         access = sum(rights[letter] for letter in region.access)
         for base in (region.base, *region.aliases):
-            self._uc.mem_map_ptr(base, region.size, access, pointer)
+            try:
+                self._uc.mem_map_ptr(base, region.size, access, pointer)
+            except unicorn.UcError as error:
+                raise EmulateError(
+                    f"Unicorn cannot map region {region.name} at {base:#x}: {error}"
+                ) from error
             self._memory.append((base, memory, anchor))
 
     def _find(self, address: int) -> tuple[mmap.mmap, int]:
@@ -206,10 +213,14 @@ class _Session:
         """The state of the CPU at reset; returns the first pc."""
         if self._cpu.arch != unicorn.UC_ARCH_ARM:
             return self.program.entry
+        if any(base <= _SYSTEM_CONTROL < base + len(memory) for base, memory, _ in self._memory):
+            raise EmulateError(
+                f"a region of the board covers {_SYSTEM_CONTROL:#x}, where a Cortex-M has its "
+                "system control block",
+                hint="end the region below 0xe0000000",
+            )
         self._uc.mem_map(_SYSTEM_CONTROL, _PAGE, unicorn.UC_PROT_READ | unicorn.UC_PROT_WRITE)
-        stack, reset = (
-            int.from_bytes(self.read(code_start + at, 4), "little") for at in (0, 4)
-        )
+        stack, reset = (int.from_bytes(self.read(code_start + at, 4), "little") for at in (0, 4))
         self._uc.reg_write(arm_const.UC_ARM_REG_SP, stack)
         self._uc.reg_write(arm_const.UC_ARM_REG_FPEXC, 1 << 30)
         return reset | 1
@@ -263,16 +274,27 @@ class _Session:
 
     def _on_exception(self, _uc: Any, number: int, _user: Any) -> None:
         pc = int(self._uc.reg_read(self._cpu.pc))
-        self._fault = self._fault or Fault(
-            f"CPU exception {number}", pc, pc, self.program.where(pc)
-        )
+        what = f"CPU exception {number}"
+        if self._cpu.arch == unicorn.UC_ARCH_ARM and number == _STACK_LIMIT:
+            what = "stack overflow: firmware.stack_bytes of the board file is too small"
+        self._fault = self._fault or Fault(what, pc, pc, self.program.where(pc))
         self._uc.emu_stop()
 
     def run_until(self, end: int) -> Fault | None:
-        """Runs from reset; what stopped it before `end`, or None."""
-        try:
-            self._uc.emu_start(self._pc, end)
-        except unicorn.UcError as error:
+        """Runs from reset; what stopped it before `end`, or None.
+
+        In a thread of its own: Python sees Ctrl-C only between its own steps.
+        """
+        with ThreadPoolExecutor(1) as pool:
+            run = pool.submit(self._uc.emu_start, self._pc, end)
+            try:
+                error = run.exception()
+            except BaseException:
+                self._uc.emu_stop()
+                raise
+        if isinstance(error, unicorn.UcError):
             pc = int(self._uc.reg_read(self._cpu.pc))
             self._fault = self._fault or Fault(str(error), pc, pc, self.program.where(pc))
+        elif error is not None:
+            raise error
         return self._fault

@@ -155,9 +155,7 @@ def test_elf_agrees_with_the_layout(
 
 
 @pytest.mark.parametrize("toolchain", ["zig", "gcc"])
-def test_runtime_is_small_on_cortex_m33(
-    toolchain: str, demo_image: Packed, tmp_path: Path
-) -> None:
+def test_runtime_is_small_on_cortex_m33(toolchain: str, demo_image: Packed, tmp_path: Path) -> None:
     """Everything in flash, the runner included, at -Os: at most 24 KiB."""
     board = load_board("pimoroni-pico-plus-2")
     made = build(

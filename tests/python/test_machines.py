@@ -103,12 +103,16 @@ def test_tokens_bits_and_plan_are_the_hosts(
     planned = plan(demo_image("q4"), load_board(board), context=CONTEXT, kv=KV).require()
     assert result.total_bytes == planned.total_bytes
     assert result.high_water == result.used
-    assert buffers_of(result, made, board) == {
-        (region.name, row.offset, row.bytes)
-        for region in planned.regions
-        for row in region.buffers
-        if row.name not in ("firmware", "logits", "image", "reserved", "os")
-    } or board == LINUX
+    assert (
+        buffers_of(result, made, board)
+        == {
+            (region.name, row.offset, row.bytes)
+            for region in planned.regions
+            for row in region.buffers
+            if row.name not in ("firmware", "logits", "image", "reserved", "os")
+        }
+        or board == LINUX
+    )
     if board != LINUX:
         assert 0 < result.stack_high_water < result.stack_bytes // 2
         assert result.stack_bytes == load_board(board).firmware.stack_bytes

@@ -27,7 +27,7 @@ float colibri_sigmoid(float x);        /* 1 / (1 + exp(-x)) */
 float colibri_log(float x);            /* within 2 ulp for normal positive x */
 float colibri_softplus(float x);       /* log(1 + exp(x)) */
 float colibri_tanh(float x);           /* 1 - 2 / (1 + exp(2x)): absolute error below 2e-7 */
-float colibri_rsqrt(float x);          /* within 2 ulp for normal positive x */
+float colibri_rsqrt(float x);          /* within 2 ulp from 2^-125 up */
 void colibri_sincos(float x, float *sine, float *cosine); /* |x| <= 131072: absolute error below 2e-7 */
 
 #endif

@@ -103,6 +103,8 @@ static colibri_status check_sections(const colibri_image *image, colibri_error *
             return broken(error, at + 16);
         if (s.kind != COLIBRI_SECTION_TOKENIZER && s.crc32 != 0)
             return broken(error, at + 24);
+        if (s.kind >= COLIBRI_SECTION_NOTES && s.count != (s.kind == COLIBRI_SECTION_TOKENIZER))
+            return broken(error, at + 28);
         in_meta = meta;
         kind_before = s.kind;
         end = s.offset + s.bytes;
@@ -232,7 +234,7 @@ colibri_status colibri_image_open(colibri_image *image, const colibri_storage *s
         return status;
     status = fetch(storage, meta, meta_bytes, image->meta_bytes, &image->meta, error);
     /* storage may give other bytes the second time: from here only these count */
-    if (status == COLIBRI_OK && memcmp(image->meta, header, header == local ? HEADER : 0) != 0)
+    if (status == COLIBRI_OK && memcmp(image->meta, header, HEADER) != 0)
         status = broken(error, 0);
     if (status == COLIBRI_OK)
         status = check_checksum(image, error);

@@ -38,12 +38,18 @@ static void set(struct sizes *s, uint32_t kind, uint32_t rows, uint64_t row_byte
     s->intensity[kind] = intensity;
 }
 
-static colibri_status fill_limits(const colibri_image *image, const colibri_limits *given,
-                                  colibri_limits *l, colibri_error *error)
+/* An older caller's struct ends early; what it does not have is 0. */
+static void copy_limits(const colibri_limits *given, colibri_limits *l)
 {
     memset(l, 0, sizeof *l);
     memcpy(l, given, given->struct_bytes < sizeof *l ? given->struct_bytes : sizeof *l);
     l->struct_bytes = sizeof *l;
+}
+
+static colibri_status fill_limits(const colibri_image *image, const colibri_limits *given,
+                                  colibri_limits *l, colibri_error *error)
+{
+    copy_limits(given, l);
     l->context = l->context == 0 ? image->config.context : l->context;
     l->batch = l->batch == 0 ? 16 : l->batch;
     l->workers = l->workers == 0 ? 1 : l->workers;
@@ -347,9 +353,10 @@ uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limi
     if (image == NULL || image->meta == NULL || limits == NULL)
         return 0;
     uint32_t low = 0, high = image->config.context; /* low fits (or is 0), above high nothing does */
+    colibri_limits l;
+    copy_limits(limits, &l);
     while (low < high) {
         colibri_plan_result plan;
-        colibri_limits l = *limits;
         l.context = low + (high - low + 1) / 2;
         if (colibri_plan(image, &l, regions, region_count, &plan, NULL) == COLIBRI_OK)
             low = l.context;

@@ -27,8 +27,11 @@ static uint32_t key_of(float x)
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
 
+/* An infinite temperature makes 0 of every finite difference and would make NaN of -infinity. */
 static float weight_of(const struct draw *d, uint32_t id)
 {
+    if (!colibri_finite_bits(colibri_float_bits(d->logits[id])))
+        return 0.0f;
     return colibri_exp((d->logits[id] - d->maximum) / d->temperature);
 }
 

@@ -8,12 +8,12 @@ Linux board the system keeps its share, the image is mapped, and the rest is the
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
-from colibri.errors import DoesNotFitError
+from colibri.errors import DoesNotFitError, Lack
 from colibri.image import Image
 from colibri.units import format_bytes
 
@@ -43,12 +43,13 @@ class FreeRegion(NamedTuple):
 class BoardMemory:
     """Free regions in the order that the C planner gets them, and what fills the rest.
 
-    `problem` says what does not fit even before the engine, or is empty.
+    `problem` says what does not fit even before the engine, or is empty; `lack` has its numbers.
     """
 
     regions: tuple[FreeRegion, ...]
     rows: tuple[Row, ...]
     problem: str = ""
+    lack: Lack | None = None
 
 
 def board_memory(board: Board, image: Image) -> BoardMemory:
@@ -66,15 +67,17 @@ def _reserved(board: Board) -> Iterator[Row]:
 
 def _bare_metal(board: Board, image: Image) -> BoardMemory:
     # Imported late: the emulator is built on this package.
-    from colibri_emulator.layout import board_layout
+    from colibri_emulator.layout import IMAGE, board_layout
 
     reserved = tuple(_reserved(board))
     try:
         layout = board_layout(board, image.bytes, image.vocabulary)
     except DoesNotFitError as error:
-        region = board.firmware.model_region
-        row = Row(region, "image", 0, image.bytes, "weights, used in place")
-        return BoardMemory((), (*reserved, row), str(error))
+        lack = error.lack
+        assert lack is not None
+        name = "image" if lack.part == IMAGE else lack.part
+        row = Row(lack.region, name, 0, lack.need, "has no place")
+        return BoardMemory((), (*reserved, row), str(error), replace(lack, part=name))
     spans = [
         ("firmware", layout.code_start, layout.code_limit, "code and constants, at most"),
         ("firmware", layout.data_start, layout.data_limit, "stack and static data"),
@@ -101,7 +104,7 @@ def _linux(board: Board, image_bytes: int) -> BoardMemory:
     rows = list(_reserved(board))
     memory = [region for region in board.regions if region.kind == "dram"]
     free = {region.name: _largest_gap(region) for region in memory}
-    problem = ""
+    problem, lack = "", None
     for name, size, why in (
         ("os", firmware.os_reserve_bytes, firmware.os_reserve_reason),
         ("image", image_bytes, "mapped file, weights used in place"),
@@ -109,20 +112,23 @@ def _linux(board: Board, image_bytes: int) -> BoardMemory:
         place = max(free, key=lambda key: free[key][1] - free[key][0])
         start, end = free[place]
         rows.append(Row(place, name, start, size, why))
-        if start + size > end:
+        behind = -(-(start + size) // PAGE) * PAGE
+        if behind > end:
+            lack = Lack(name, place, end - behind + size, size)
             problem = (
-                f"{place} has {format_bytes(end - start)} for the {name}, "
+                f"{place} has {format_bytes(max(lack.have, 0))} for the {name}, "
                 f"which takes {format_bytes(size)}"
             )
             break
-        free[place] = (-(-(start + size) // PAGE) * PAGE, end)
+        free[place] = (behind, end)
     regions = [
         FreeRegion(region.name, region.base + start, end - start, region.rank)
         for region in memory
         for start, end in [free[region.name]]
         if end > start
     ]
-    return BoardMemory(() if problem else tuple(regions[:MAX_REGIONS]), tuple(rows), problem)
+    kept = () if problem else tuple(regions[:MAX_REGIONS])
+    return BoardMemory(kept, tuple(rows), problem, lack)
 
 
 def _largest_gap(region: Region) -> tuple[int, int]:

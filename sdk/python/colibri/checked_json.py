@@ -20,6 +20,7 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_bytes(path: Path) -> bytes:
     """The content of a small file."""
     try:
+        refuse_special(path)
         size = path.stat().st_size
         if size > MAX_JSON:
             raise CheckpointError(f"has {size} bytes", file=path,
@@ -31,6 +32,12 @@ def read_bytes(path: Path) -> bytes:
             file=path,
             hint="a checkpoint folder must have this file",
         ) from error
+
+
+def refuse_special(path: Path) -> None:
+    """CheckpointError for what is there and no file: a pipe or a device may never end."""
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise CheckpointError("is a pipe or a device", file=path, hint="give a file")
 
 
 def parse_object(data: bytes, path: Path, field: str | None = None) -> dict[str, Any]:

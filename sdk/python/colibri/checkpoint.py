@@ -10,13 +10,17 @@ Nothing is read before it is asked for, and never more than a few rows at a time
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from colibri.checked_json import parse_object, read_bytes, read_json
 from colibri.errors import CheckpointError
 from colibri.tensor_file import Tensor, read_safetensors
+
+if TYPE_CHECKING:
+    from colibri.families import Family
 
 
 @dataclass(frozen=True)
@@ -31,6 +35,8 @@ class Checkpoint:
         Tensors that the index puts into a file which is not there: name -> that file.
     notes : list of str
         What is not an error but should be known.
+    adapt : callable, optional
+        Turns a family's descriptor into one of the names that this source has for tensors.
     """
 
     folder: Path
@@ -40,6 +46,7 @@ class Checkpoint:
     tensors: dict[str, Tensor]
     missing: dict[str, Path]
     notes: list[str]
+    adapt: Callable[[Family], Family] | None = None
 
     @classmethod
     def open(cls, folder: Path | str) -> Checkpoint:
@@ -49,7 +56,7 @@ class Checkpoint:
             raise CheckpointError("is not a folder", file=folder,
                                   hint="give the folder that holds config.json")  # fmt: skip
         notes: list[str] = []
-        config = read_json(folder / "config.json")
+        config = _of_language_model(read_json(folder / "config.json"))
         generation = _optional(
             folder / "generation_config.json", notes, "stop ids are config.json's"
         )
@@ -59,8 +66,8 @@ class Checkpoint:
 
     @property
     def config_file(self) -> Path:
-        """Path for messages."""
-        return self.folder / "config.json"
+        """Path for messages; of a source in one file, that file."""
+        return self.folder if self.folder.is_file() else self.folder / "config.json"
 
     def stop_ids(self, vocabulary: int) -> list[int]:
         """Ids that end a text: those of both config files, ascending.
@@ -71,18 +78,24 @@ class Checkpoint:
             When eos_token_id is not an id or a list of ids below the vocabulary's size.
         """
         ids: set[int] = set()
-        for name, values in (("config.json", self.config),
-                             ("generation_config.json", self.generation)):  # fmt: skip
+        for file, values in ((self.config_file, self.config),
+                             (self.folder / "generation_config.json", self.generation)):  # fmt: skip
             given = values.get("eos_token_id")
             listed = given if isinstance(given, list) else [] if given is None else [given]
             for value in listed:
                 if type(value) is not int or not 0 <= value < vocabulary:
                     raise CheckpointError(
-                        f"is {given!r}", file=self.folder / name, field="eos_token_id",
+                        f"is {given!r}", file=file, field="eos_token_id",
                         hint=f"valid is an id from 0 to {vocabulary - 1}, or a list of them",
                     )  # fmt: skip
             ids.update(listed)
         return sorted(ids)
+
+
+def _of_language_model(config: dict[str, Any]) -> dict[str, Any]:
+    """Where a class around a language model keeps its config in a table, that table is laid under."""
+    inner = config.get("text_config")
+    return {**inner, **config} if isinstance(inner, dict) else config
 
 
 def _optional(path: Path, notes: list[str], then: str) -> dict[str, Any]:

@@ -68,7 +68,7 @@ def make_limits(
     sizes = {"context": context, "batch": batch, "workers": workers, "sequences": sequences}
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
-            raise PlanError(f"limit '{name}' is {value}", hint="use 1 or more")
+            raise PlanError(f"limit '{name}' is {value}", hint="use 1 to 2^32 - 1")
     return _core.Limits(
         sequences=sequences,
         context=context or 0,
@@ -93,7 +93,7 @@ def as_tokens(tokens: ArrayLike) -> NDArray[np.uint32]:
     if bad.size:
         raise EngineError(
             f"token {array[bad[0]]} at index {bad[0]} is not in the vocabulary",
-            hint="use 0 or more",
+            hint="use 0 to 2^32 - 1",
         )
     return np.ascontiguousarray(array, dtype=np.uint32)
 
@@ -188,6 +188,7 @@ class Engine:
             float32, ``(vocabulary,)``, or ``(tokens, vocabulary)`` with `all_logits`.
         """
         tokens = as_tokens(token_ids)
+        self._check_sequence(sequence)
         sequences = None if sequence == 0 else np.full(tokens.size, sequence, np.uint32)
         want = np.ones(tokens.size, np.uint8) if all_logits else None
         logits = self.core.infer(tokens, sequences, want)
@@ -206,12 +207,19 @@ class Engine:
     def reset(self, sequence: int | None = None) -> None:
         """Forgets one sequence, or all of them."""
         every = range(self.core.limits.sequences)
-        for one in every if sequence is None else [sequence]:
+        for one in every if sequence is None else [self._check_sequence(sequence)]:
             self.core.reset(one)
 
     def length(self, sequence: int = 0) -> int:
         """Tokens that a sequence holds."""
-        return self.core.length(sequence)
+        return self.core.length(self._check_sequence(sequence))
+
+    def _check_sequence(self, sequence: int) -> int:
+        count = self.core.limits.sequences
+        if not 0 <= sequence < count:
+            raise EngineError(f"sequence {sequence} is unknown", file=self.image.name,
+                              hint=f"use 0 .. {count - 1}")  # fmt: skip
+        return sequence
 
     def high_water(self, region: int = 0) -> int:
         """Bytes that the engine took of a memory region; equals the plan's."""

@@ -29,6 +29,7 @@ from typing import ClassVar
 EXIT_OK = 0
 EXIT_DOES_NOT_FIT = 1
 EXIT_BAD_INPUT = 2
+TEXT_MAX = 8000
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,16 @@ class RuntimeStatus:
 
     code: int
     where: int
+    have: int
+    need: int
+
+
+@dataclass(frozen=True)
+class Lack:
+    """A part that does not fit: the bytes that its region has for it, and those it takes."""
+
+    part: str
+    region: str
     have: int
     need: int
 
@@ -66,12 +77,17 @@ class ColibriError(Exception):
         field: str | None = None,
         hint: str | None = None,
     ) -> None:
-        self.what = what
+        self.what = _bounded(what)
         self.file = str(file) if file is not None else None
-        self.field = field
-        self.hint = hint
-        where = "".join(f"{part}: " for part in (self.file, field) if part)
-        super().__init__(f"{where}{what}" + (f"; {hint}" if hint else ""))
+        self.field = _bounded(field) if field is not None else None
+        self.hint = _bounded(hint) if hint is not None else None
+        where = "".join(f"{part}: " for part in (self.file, self.field) if part)
+        super().__init__(f"{where}{self.what}" + (f"; {self.hint}" if self.hint else ""))
+
+
+def _bounded(text: str) -> str:
+    """A part of a message; what a file of megabytes has in it is cut."""
+    return text if len(text) <= TEXT_MAX else text[: TEXT_MAX - 3] + "..."
 
 
 class UnitError(ColibriError, ValueError):
@@ -143,6 +159,8 @@ class DoesNotFitError(PlanError):
     """A model that does not fit the memory it was given."""
 
     exit_code: ClassVar[int] = EXIT_DOES_NOT_FIT
+    #: Set when a board's layout has no room.
+    lack: Lack | None = None
 
 
 class BuildError(ColibriError):

@@ -23,6 +23,8 @@ A descriptor is a TOML file in ``colibri/families``; a model of known parts need
                 of the scales of an mxfp4 tensor; `factor` multiplies the values, `plus` is added to them; `zeros` stands in for a vector that no checkpoint
                 has. A list of these: the first one that the checkpoint has
     ignore      patterns of tensors that hold nothing to keep
+    [[wrappers]] classes of more than text that have a model of this family inside: architecture,
+                config (the key of its config), ignore (patterns of the tensors around it)
     extra_layers  expression: layers after the last which are left out (multi-token prediction)
     prefixes    dropped from the front of tensor names, as often as they occur
     tested      how: golden (reference outputs), variants (other sizes), oracle (float64 formulas)
@@ -170,6 +172,14 @@ class Rope(_Strict):
     size: str = "rope_size"
 
 
+class Wrapper(_Strict):
+    """A class with a language model in it; see `colibri.sources`."""
+
+    architecture: str
+    config: str = "text_config"
+    ignore: tuple[str, ...]
+
+
 class Family(_Strict):
     """A descriptor file."""
 
@@ -177,6 +187,7 @@ class Family(_Strict):
     architectures: tuple[str, ...]
     tested: tuple[Literal["golden", "variants", "oracle"], ...] = ()
     ignore: tuple[str, ...] = ()
+    wrappers: tuple[Wrapper, ...] = ()
     extra_layers: str = "0"
     prefixes: tuple[str, ...] = ("model.", "language_model.")
     keys: dict[str, Key]
@@ -262,6 +273,12 @@ def families() -> dict[str, Family]:
     return found
 
 
+@cache
+def wrappers() -> dict[str, tuple[Wrapper, Family]]:
+    """Architecture class -> what is said of it, and the family of the model in it."""
+    return {w.architecture: (w, f) for f in families().values() for w in f.wrappers}
+
+
 def _read_descriptor(name: str) -> dict[str, Any]:
     """A descriptor file, laid over the one that it names as its base."""
     text = files("colibri").joinpath("families", name).read_text(encoding="utf-8")
@@ -290,8 +307,15 @@ def _laid_over(base: dict[str, Any], own: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in merged.items() if value is not False}
 
 
-def describe(config: dict[str, Any], file: Path) -> Model:
+def describe(
+    config: dict[str, Any], file: Path, adapt: Callable[[Family], Family] | None = None
+) -> Model:
     """Reads a config.json with the descriptor of its architecture.
+
+    Parameters
+    ----------
+    adapt : callable, optional
+        Gives the descriptor other names of tensors, as the source at hand has them.
 
     Raises
     ------
@@ -300,6 +324,7 @@ def describe(config: dict[str, Any], file: Path) -> Model:
     """
     architecture = _architecture(config, file)
     family = families()[architecture]
+    family = adapt(family) if adapt else family
     check_method(config, file)
     values = _read_keys(family, config, file)
     count = min(evaluate(family.settings["layers"], values), RANGES["layers"][1])
@@ -423,7 +448,11 @@ def _is_there(config: dict[str, Any], path: str) -> bool:
 def _settings(
     family: Family, values: dict[str, Any], kinds: tuple[LayerKind, ...], file: Path
 ) -> tuple[Settings, tuple[str, ...]]:
-    result = {n: evaluate(e, values) for n, e in family.settings.items()}
+    try:
+        result = {n: evaluate(e, values) for n, e in family.settings.items()}
+    except ValueError as error:
+        hint = "the values of these keys do not go together"
+        raise CheckpointError(str(error), file=file, hint=hint) from error
     notes: tuple[str, ...] = ()
     if not any(kind.experts for kind in kinds):
         result |= dict.fromkeys(_WORDS, 0)

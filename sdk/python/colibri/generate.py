@@ -44,14 +44,24 @@ class Request:
     max_new_tokens: int = DEFAULT_NEW_TOKENS
     ignore_eos: bool = False
 
-    def checked(self, *, vocabulary: int, context: int) -> Request:
+    def checked(self, *, vocabulary: int, context: int, longest: int) -> Request:
         """The request, with no more new tokens than the context has room for.
+
+        Parameters
+        ----------
+        vocabulary, longest : int
+            Of the model: ids, and the longest context that it was made for.
+        context : int
+            Tokens that the engine holds.
 
         Raises
         ------
         EngineError
             For an id outside the vocabulary, an empty prompt, a prompt longer than the context.
         """
+        if type(self.max_new_tokens) is not int or self.max_new_tokens < 0:
+            raise EngineError(f"is {self.max_new_tokens!r}", field="max_new_tokens",
+                              hint="use a whole number from 0")  # fmt: skip
         if not self.prompt:
             raise EngineError("the prompt has no tokens", field="prompt", hint="give at least one")
         for position, token in enumerate(self.prompt):
@@ -61,11 +71,13 @@ class Request:
                     field="tokens",
                     hint=f"ids of this image are 0 to {vocabulary - 1}",
                 )
+        fits_model = len(self.prompt) <= longest
         if len(self.prompt) > context:
             raise EngineError(
                 f"the prompt has {len(self.prompt)} tokens, the context holds {context}",
                 field="prompt",
-                hint=f"shorten it to {context} tokens, or give a --context of {len(self.prompt)}",
+                hint=f"shorten it to {context} tokens"
+                + (f", or give a --context of {len(self.prompt)}" if fits_model else ""),
             )
         # The last token of all is drawn and not fed back: it needs no place in the context.
         room = context - len(self.prompt) + 1
@@ -117,7 +129,9 @@ def generate(
         Gets each token as it is drawn.
     """
     image = engine.image
-    checked = request.checked(vocabulary=image.vocabulary, context=engine.context)
+    checked = request.checked(
+        vocabulary=image.vocabulary, context=engine.context, longest=image.context
+    )
     stop_ids = () if request.ignore_eos else image.stop_ids
     out = Generation(len(checked.prompt))
     if checked.max_new_tokens < request.max_new_tokens:

@@ -75,6 +75,14 @@ class Expert(NamedTuple):
     file: int
 
 
+def check_path(path: str) -> None:
+    """ImageError for a path that the C library cannot take."""
+    if "\0" in path:
+        raise ImageError("a path cannot hold a zero byte", file=repr(path))
+    if not path.isprintable() and any("\ud800" <= char <= "\udfff" for char in path):
+        raise ImageError("the path is not UTF-8", file=ascii(path), hint="rename the file")
+
+
 class Image:
     """A checked, read-only view of an image.
 
@@ -100,8 +108,8 @@ class Image:
         self.path = Path(source) if isinstance(source, str | Path) else None
         self.name = str(source) if self.path is not None else "image in memory"
         given = str(source) if isinstance(source, str | Path) else bytes(source)
-        if isinstance(given, str) and "\0" in given:
-            raise ImageError("a path cannot hold a zero byte", file=repr(given))
+        if isinstance(given, str):
+            check_path(given)
         self.core = _core.Image(given, map, self.name)
 
     def __repr__(self) -> str:

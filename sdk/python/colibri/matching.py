@@ -35,7 +35,7 @@ def match_tensors(checkpoint: Checkpoint, model: Model) -> Matched:
         For tensors that are missing, of another shape, there twice, or not used.
     """
     found = _without_prefixes(checkpoint.tensors, model.family.prefixes)
-    away = {_strip(n, model.family.prefixes): path for n, path in checkpoint.missing.items()}
+    away = {strip(n, model.family.prefixes): path for n, path in checkpoint.missing.items()}
     wanted = [w for w in model.tensors if not (model.settings.tied and w.role.name == "output")]
     places = _places(wanted, found)
     absent = [w.name for w in wanted if places[id(w)] is None]
@@ -126,7 +126,8 @@ def _with_scales(
     return tensor.with_mxfp4_scales(found[scales])
 
 
-def _strip(name: str, prefixes: tuple[str, ...]) -> str:
+def strip(name: str, prefixes: tuple[str, ...]) -> str:
+    """A tensor's name without the prefixes of its family."""
     while prefix := next((p for p in prefixes if name.startswith(p)), None):
         name = name[len(prefix) :]
     return name
@@ -135,7 +136,7 @@ def _strip(name: str, prefixes: tuple[str, ...]) -> str:
 def _without_prefixes(tensors: dict[str, Tensor], prefixes: tuple[str, ...]) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
-        short = _strip(name, prefixes)
+        short = strip(name, prefixes)
         if short in found:
             raise CheckpointError(f"is the same tensor as {found[short].name}", file=tensor.file,
                                   field=name, hint="keep one")  # fmt: skip

@@ -10,6 +10,7 @@ the image's name only when it is complete: nothing half-written stays, whatever 
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -25,8 +26,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from colibri.checkpoint import Checkpoint
-from colibri.errors import CheckpointError, ImageError, PackError
+from colibri.errors import CheckpointError, EngineError, ImageError, PackError
 from colibri.families import Model, Wanted, describe
+from colibri.image import check_path
 from colibri.image_format import ROLES
 from colibri.image_writer import ImageWriter, Layout, Slot, TensorSpec
 from colibri.matching import Matched, match_tensors
@@ -98,6 +100,7 @@ def pack(
         raise PackError(f"is {jobs}", field="jobs", hint="valid is 1 or more")
     target = _target(Path(image))
     source = Checkpoint.open(checkpoint)
+    _refuse_input(target, source, recipe)
     model = describe(source.config, source.config_file)
     matched = match_tensors(source, model)
     plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe))
@@ -109,11 +112,27 @@ def pack(
 
 
 def _target(image: Path) -> Path:
+    """Where the image goes: a new file or one to replace, behind links; nothing else."""
+    check_path(str(image))
+    if image.is_symlink():
+        if not image.exists():
+            raise PackError("is a broken link", file=image, hint="give the file to write")
+        image = image.resolve()
     if image.is_dir():
         raise PackError("is a folder", file=image, hint="give the file to write")
+    if image.exists() and not image.is_file():
+        raise PackError("is a pipe or a device", file=image, hint="give the file to write")
     if not image.parent.is_dir():
         raise PackError("its folder does not exist", file=image, hint=f"make {image.parent} first")
     return image
+
+
+def _refuse_input(target: Path, source: Checkpoint, recipe: Path | None) -> None:
+    """The image must not take the place of what it is made from."""
+    inputs = {tensor.file for tensor in source.tensors.values()} | {*source.folder.glob("*.json")}
+    for path in (*inputs, *([recipe] if recipe else [])):
+        if target.exists() and path.exists() and target.samefile(path):
+            raise PackError("is an input of this pack", file=target, hint="give another file")
 
 
 def _check_tokenizer(source: Checkpoint) -> None:
@@ -222,7 +241,8 @@ def _notes_section(
         "bits_by_role": by_role,
         "notes": list(notes),
     }  # fmt: skip
-    return json.dumps(content, ensure_ascii=False, separators=(",", ":")).encode()
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
+    return text.encode("utf-8", "replace")  # names of files and in config.json may be no text
 
 
 def _write(plan: _Plan, target: Path, jobs: int, advance: Progress, selftest: Selftest) -> None:
@@ -235,13 +255,24 @@ def _write(plan: _Plan, target: Path, jobs: int, advance: Progress, selftest: Se
             for slot, rows in _encoded(plan, jobs, advance):
                 writer.tensor(slot, rows)
             writer.finish()
-            writer.finish(selftest(temporary, plan.layout.tokens))
+            writer.finish(_golden(plan, temporary, target, selftest))
             os.fsync(stream.fileno())
         temporary.replace(target)
     except OSError as error:
         raise PackError(f"cannot be written: {error.strerror}", file=target) from error
     finally:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # what could not be made cannot be removed either
+            temporary.unlink()
+
+
+def _golden(
+    plan: _Plan, temporary: Path, target: Path, selftest: Selftest
+) -> tuple[int, int, int]:
+    try:
+        return selftest(temporary, plan.layout.tokens)
+    except EngineError as error:
+        hint = "its weights, in these types, must give finite logits"
+        raise PackError(f"the model does not run: {error.what}", file=target, hint=hint) from error
 
 
 def _encoded(plan: _Plan, jobs: int, advance: Progress) -> Iterator[tuple[Slot, Iterator[Encoded]]]:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from colibri import _core
-from colibri.board_memory import BoardMemory, board_memory
+from colibri.board_memory import BoardMemory, FreeRegion, board_memory
 from colibri.boards import Board, load_board
 from colibri.engine import KV_TYPES, make_limits
-from colibri.errors import DoesNotFitError
+from colibri.errors import DoesNotFitError, Lack
 from colibri.image import Image
 
 SCHEMA = 1
+ALIGNMENT = 64  # of a free region's first byte
 _KV_NAMES = {number: name for name, number in KV_TYPES.items()}
 
 
@@ -64,6 +65,8 @@ class Plan:
         When it does not fit: what was missing, then what would have to change.
     unplaced : tuple of Buffer
         When it does not fit: the engine's buffers, which have sizes but no place.
+    lack : Lack, optional
+        When it does not fit: the part, its region, and the bytes there are and would do.
     limits : dict
         Limits in effect.
     """
@@ -78,6 +81,7 @@ class Plan:
     memory: BoardMemory = field(repr=False)
     advice: tuple[str, ...] = ()
     unplaced: tuple[Buffer, ...] = ()
+    lack: Lack | None = None
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -150,9 +154,7 @@ class _Planner:
         self, image: Image, board: Board, memory: BoardMemory, limits: _core.Limits
     ) -> None:
         self.image, self.board, self.memory = image, board, memory
-        # A board without any free RAM is still planned, in a region of no size.
-        free = [(r.name, r.address, r.size, r.rank) for r in memory.regions]
-        self.regions = free or [("none", 0, 0, 0)]
+        self.regions = memory.regions or (_used_up(board),)
         self.limits = limits
 
     def plan(self) -> Plan:
@@ -161,7 +163,8 @@ class _Planner:
         fits = shortage is None and not self.memory.problem
         self.limits = result["limits"]
         longest = 0 if self.memory.problem else self._max_context(self.limits)
-        buffers = [_buffer(row) for row in result["buffers"]]
+        buffers = tuple(_buffer(row) for row in result["buffers"])
+        lack = self.memory.lack or self._lack(shortage, buffers)
         return Plan(
             board=self.board.id,
             fits=fits,
@@ -171,9 +174,22 @@ class _Planner:
             limits=_limits_json(self.limits),
             alignment=result["alignment"],
             memory=self.memory,
-            advice=() if fits else tuple(self._advice(shortage, longest)),
-            unplaced=() if fits else tuple(buffers),
+            advice=() if lack is None else tuple(self._advice(lack, longest)),
+            unplaced=() if fits else buffers,
+            lack=lack,
         )
+
+    def _lack(
+        self, shortage: tuple[int, int, int] | None, buffers: tuple[Buffer, ...]
+    ) -> Lack | None:
+        """The C planner's shortage in terms of the board."""
+        if shortage is None:
+            return None
+        index, have, need = shortage
+        name = self.regions[index].name
+        if not self.memory.regions:  # room would begin at the next aligned address
+            need += -self.board.region(name).end % ALIGNMENT
+        return Lack(max(buffers, key=lambda row: row.bytes).name, name, have, need)
 
     def _max_context(self, limits: _core.Limits) -> int:
         return _core.plan_max_context(self.image.core, limits, self.regions)
@@ -195,17 +211,16 @@ class _Planner:
             rows.sort(key=lambda row: row.offset)
             yield PlanRegion(region.name, region.size, sum(row.bytes for row in rows), tuple(rows))
 
-    def _advice(self, shortage: tuple[int, int, int] | None, longest: int) -> Iterator[str]:
+    def _advice(self, lack: Lack, longest: int) -> Iterator[str]:
         """What is missing, then each single change that would do."""
         if self.memory.problem:
+            smaller = "pack the model smaller (--quant q4), or " if lack.part == "image" else ""
             yield self.memory.problem
-            yield "pack the model smaller (--quant q4), or take a board with more memory there"
+            yield f"{smaller}take a board with {lack.need - lack.have:,} more bytes there"
             return
-        assert shortage is not None
-        index, have, need = shortage
-        name = self.regions[index][0]
         yield (
-            f"{name} has {have:,} bytes for the engine, {need:,} would do ({need - have:,} more)"
+            f"{lack.region} has {lack.have:,} bytes for the engine, {lack.need:,} would do "
+            f"({lack.need - lack.have:,} more)"
         )
         if longest:
             yield f"--context {longest} fits"
@@ -229,6 +244,13 @@ class _Planner:
                 yield f"--batch {batch} fits"
                 return
             batch //= 2
+
+
+def _used_up(board: Board) -> FreeRegion:
+    """Stands for the RAM of a board that is taken to the last byte: no bytes of its largest."""
+    ram = [region for region in board.regions if region.writable]
+    largest = max(ram, key=lambda region: region.usable)
+    return FreeRegion(largest.name, 0, 0, largest.rank)
 
 
 def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:

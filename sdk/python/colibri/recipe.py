@@ -25,6 +25,7 @@ from colibri.image_format import GROUPS, ROLES, Role, Type
 QUANTS = tuple(kind.name.lower() for kind in Type)
 DEFAULT_QUANT = "q4"
 DEFAULT_GROUP = 32
+FILE_BYTES_MAX = 1 << 20
 _FREE = {name: role for name, role in ROLES.items() if role.part}
 _PARTS = tuple(dict.fromkeys(role.part for role in _FREE.values() if role.part))
 _FIXED = tuple(name for name in ROLES if name not in _FREE)
@@ -58,8 +59,8 @@ def make_recipe(
     """
     given = _read(file) if file else {}
     where = {"file": file} if file else {}
-    quant = quant or given.get("quant", DEFAULT_QUANT)
-    group = group or given.get("group", DEFAULT_GROUP)
+    quant = given.get("quant", DEFAULT_QUANT) if quant is None else quant
+    group = given.get("group", DEFAULT_GROUP) if group is None else group
     kind = _type(quant, "quant", where)
     if isinstance(group, bool) or group not in GROUPS:
         raise PackError(f"is {group!r}", field="group", **where,
@@ -72,8 +73,14 @@ def make_recipe(
 
 
 def _read(file: Path) -> dict[str, Any]:
+    if file.exists() and not file.is_file():
+        raise PackError("is a folder or a device", file=file, hint="give a TOML file")
     try:
+        if file.stat().st_size > FILE_BYTES_MAX:
+            raise PackError("is too long", file=file, hint=f"valid are {FILE_BYTES_MAX} bytes")
         given = tomllib.loads(file.read_text(encoding="utf-8"))
+    except RecursionError as error:
+        raise PackError("is nested too deeply to be a recipe", file=file) from error
     except OSError as error:
         raise PackError(error.strerror or "cannot be read", file=file) from error
     except ValueError as error:

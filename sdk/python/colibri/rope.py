@@ -71,7 +71,8 @@ def make_rope(
         raise CheckpointError(f'is "{kind}"', file=file, field="rope_type",
                               hint=f"valid is {', '.join(sorted(_KINDS))}")  # fmt: skip
     table = _Table(scaling if isinstance(scaling, dict) else {}, file)
-    rope = _KINDS[kind](float(theta), size, context, table)
+    with np.errstate(divide="ignore", over="ignore"):  # what comes of it is refused below
+        rope = _KINDS[kind](float(theta), size, context, table)
     frequencies = np.asarray(rope.frequencies, np.float32)
     if not (np.isfinite(frequencies).all() and frequencies.max(initial=0) <= 1):
         raise CheckpointError(f"is {theta:g}", file=file, field="rope_theta",

@@ -127,7 +127,7 @@ _RULES: dict[int, _Rule] = {
     60: _Rule(ImageError, lambda s: f"reading failed at offset {s.where:#x}",
               lambda _: "check the file and its medium"),
     80: _Rule(EngineError, lambda s: f"NaN or infinity came up (layer or row {s.where})",
-              lambda _: "check the image with 'colibri inspect --verify'"),
+              lambda _: "check the image with 'colibri inspect'"),
     81: _Rule(EngineError, lambda s: f"self-test checksum is {s.have:08x}, not {s.need:08x}",
               lambda _: "this build or CPU computes other numbers than the packer's"),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.checked_json import parse_object
+from colibri.checked_json import parse_object, refuse_special
 from colibri.codings import Coding, floats, fp8, mxfp4, scale_shape
 from colibri.errors import CheckpointError
 
@@ -160,6 +160,7 @@ def read_safetensors(path: Path) -> dict[str, Tensor]:
         When the file is not what the format promises; with expected and actual size when it is
         shorter or longer than its header says.
     """
+    refuse_special(path)
     try:
         with path.open("rb") as stream:
             size = path.stat().st_size

@@ -49,6 +49,7 @@ def check_board(board: Board) -> Iterator[Finding]:
     """Every problem of a board whose tables are each valid."""
     yield from check_cores(board.cores)
     yield from check_regions(board.regions)
+    yield from _check_reach(board.regions, board.cores)
     yield from check_storage(board.storage, board.regions)
     yield from _check_firmware_keys(board.os, board.firmware)
     yield from _check_target(board.firmware, board.cores[0], board.os)
@@ -91,6 +92,19 @@ def _check_region(region: Region) -> Iterator[Finding]:
                 ),
             )
     yield from _check_reserved(region, where)
+
+
+def _check_reach(regions: Sequence[Region], cores: Sequence[Core]) -> Iterator[Finding]:
+    """Memory that no core can address would be planned, and lost."""
+    if not all(_is_32_bit(core.isa) for core in cores):
+        return
+    for region in regions:
+        if max(region.base, *region.aliases, 0) + region.size > 2**32:
+            yield (
+                f"region '{region.name}'.base",
+                f"ends at {region.end:#x}, which no core of this board can address (all are "
+                f"32-bit); at most {2**32:#x}",
+            )
 
 
 def _check_reserved(region: Region, where: str) -> Iterator[Finding]:
@@ -258,11 +272,6 @@ def board_warnings(board: Board) -> Iterator[str]:
             yield (
                 f"region '{region.name}': {format_bytes(region.size)} of {region.kind} is more "
                 f"than any known board has ({format_bytes(limit)}); check the unit"
-            )
-        if region.end > 2**32 and all(_is_32_bit(core.isa) for core in board.cores):
-            yield (
-                f"region '{region.name}' ends at {region.end:#x}, which no core of this board "
-                "can address (all are 32-bit)"
             )
 
 

@@ -14,8 +14,10 @@ text and exit codes here and nowhere else:
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -95,13 +97,14 @@ def _root(
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code; every error ends here as text."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    _prepare_streams()
     try:
         command = typer.main.get_command(app)
         result = command.main(words, prog_name="colibri", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader went away (`colibri ... | head`): nobody is left to tell.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_stdout()
         return EXIT_OK
     except (KeyboardInterrupt, typer.Abort):
         note("interrupted")
@@ -111,11 +114,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result if isinstance(result, int) else EXIT_OK
 
 
+def _prepare_streams() -> None:
+    """Makes printing safe: a closed stream swallows, a character it cannot encode becomes `?`."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, io.StringIO())
+        elif hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+def _abandon_stdout() -> None:
+    """What stdout did not take stays unwritten: a second try would fail in the same way."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _report(error: Exception, *, as_json: bool) -> int:
     """One line for people, one object for programs, and the exit code."""
     described = _describe(error)
-    if as_json:
-        emit_json({"error": described})
+    try:
+        if as_json:
+            emit_json({"error": described})
+        sys.stdout.flush()
+    except OSError:
+        _abandon_stdout()
     note(f"error: {described['message']}", style="bold red", markup=VERBATIM)
     if os.environ.get(TRACEBACK):
         traceback.print_exception(error, file=sys.stderr)

@@ -8,15 +8,17 @@ piped.  With ``--json`` stdout carries exactly one object whose first key is ``s
 from __future__ import annotations
 
 import json
+import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -51,12 +53,30 @@ def command(help_text: str) -> typer.Typer:
     return typer.Typer(add_completion=False, help=help_text, rich_markup_mode=None)
 
 
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    """Text without what could steer a terminal, or cannot be encoded."""
+    return _UNPRINTABLE.sub(_REPLACEMENT, text)
+
+
+class _Console(Console):
+    """Models, checkpoints, ELFs and board files get into texts: none may steer the terminal."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            clean = segment.control or not _UNPRINTABLE.search(segment.text)
+            yield segment if clean else segment._replace(text=printable(segment.text))
+
+
 def console(*, stderr: bool = False) -> Console:
     """A console of today's stdout or stderr; piped output is 100 columns wide, without colours."""
     file = sys.stderr if stderr else sys.stdout
-    if file.isatty():
-        return Console(file=file, highlight=False)
-    return Console(file=file, highlight=False, width=WIDTH)
+    return _Console(file=file, highlight=False, width=None if file.isatty() else WIDTH)
 
 
 def note(text: str, *, style: str = "", markup: bool = True) -> None:

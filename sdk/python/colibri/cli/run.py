@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,6 +18,7 @@ from colibri.cli.common import (
     command,
     emit_json,
     note,
+    printable,
 )
 from colibri.cli.requests import (
     IgnoreEosOption,
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 app = command("Run an image on this machine and print what it says.")
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
 @app.command()
@@ -164,6 +163,5 @@ class TextWriter:
         self._write("\n")
 
     def _write(self, text: str) -> None:
-        # A model must not be able to steer the terminal.
-        sys.stdout.write(_CONTROL.sub(_REPLACEMENT, text))
+        sys.stdout.write(printable(text))
         sys.stdout.flush()

@@ -1,0 +1,42 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the test programs share: files, exact memory, a storage over memory, numbers without a library. */
+#ifndef TESTS_SUPPORT_H
+#define TESTS_SUPPORT_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "colibri/colibri.h"
+
+/* Exit with a message: 2 for a broken set-up, 1 for a broken promise. */
+_Noreturn void stop(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
+
+/* 64-byte aligned and exactly this long, so that AddressSanitizer sees one byte too far. */
+uint8_t *exact(size_t bytes);
+uint8_t *load_file(const char *path, size_t *bytes);
+
+/* A storage over memory. Reads count down `reads_left` and fail when it is 0. */
+struct memory {
+    const uint8_t *bytes;
+    size_t size;
+    uint64_t reads;
+    uint64_t reads_left;
+};
+void memory_storage(colibri_storage *storage, struct memory *memory, const uint8_t *bytes, size_t size,
+                    int map, int read);
+
+/* The tables of this build: "ref", and "avx2" where there is one. NULL after the last. */
+const colibri_kernels *kernel_table(uint32_t index);
+
+/* Knuth's generator: the same numbers everywhere. */
+struct random {
+    uint64_t state;
+};
+uint32_t random_bits(struct random *r);
+uint32_t random_below(struct random *r, uint32_t n);
+
+uint32_t crc_u32(uint32_t crc, uint32_t word);
+float float_from(uint32_t bits);
+uint32_t bits_of(float x);
+
+#endif
