@@ -15,11 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
 from colibri.errors import BoardError, DoesNotFitError, Lack
 from colibri.units import format_bytes
 
-MAX_REGIONS = 8  # COLIBRI_MAX_REGIONS
 CODE_BYTES = 128 << 10  # kept for code; the linker script checks it
 STATIC_BYTES = 8 << 10  # the runner's own data: mailbox, engine handle, plan
 MODEL_ALIGNMENT = 4096

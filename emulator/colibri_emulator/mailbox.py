@@ -8,13 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from colibri._core import MAX_BUFFERS, MAX_REGIONS
 from colibri.errors import EmulateError
 
 MAGIC = 0x4D42434C
 VERSION = 1
 TOKENS = 1024
-REGIONS = 8  # COLIBRI_MAX_REGIONS
-BUFFERS = 24  # COLIBRI_MAX_BUFFERS
 
 GENERATE, SELFTEST = 1, 2
 WAITING, RUNNING, DONE, FAULT = range(4)
@@ -46,8 +45,8 @@ class Mailbox(ctypes.LittleEndianStructure):
         ("error_have", _u64), ("error_need", _u64),
         ("generated", _u32), ("logits_crc32", _u32), ("region_count", _u32),
         ("buffer_count", _u32), ("total_bytes", _u64),
-        ("used", _u64 * REGIONS), ("high_water", _u64 * REGIONS),
-        ("buffers", Buffer * BUFFERS),
+        ("used", _u64 * MAX_REGIONS), ("high_water", _u64 * MAX_REGIONS),
+        ("buffers", Buffer * MAX_BUFFERS),
         ("stack_bytes", _u64), ("stack_high_water", _u64),
         ("fault_cause", _u64), ("fault_address", _u64), ("fault_pc", _u64),
         ("tokens", _u32 * TOKENS),

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes tests/golden/variants: tiny random models of other shapes, with the outputs of transformers.
+"""Makes tests/golden/variants: tiny random models of other shapes, with what transformers outputs.
 
     pip install -e .[golden]
     python tests/golden/make_variants.py [family ...]
 
-A variant is kept only if neither an expert nor a greedy token changes when every weight is off by
-one part in 1e5, and logits move by less than 3.5e-4; otherwise the next seed is tried.  What may vary is in variant_options.py.
+A variant is kept only if neither an expert nor a greedy token changes, and logits move by less than
+3.5e-4, when every weight is off by one part in 1e5; otherwise the next seed is tried.  What varies
+is in variant_options.py.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import transformers
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "python"), str(ROOT / "models" / "recipes")]
 
-import deepseek_v1  # noqa: E402
+import deepseek_v1  # noqa: E402, I001
 import variants  # noqa: E402
 from variant_options import DEFAULTS, FAMILIES  # noqa: E402
 
@@ -38,7 +39,8 @@ MOVED = 3.5e-4
 SEEDS = 40
 # Keys that say nothing about the computation.
 BOOKKEEPING = ("transformers_version", "use_cache", "initializer_range", "output_router_logits",
-               "router_aux_loss_coef", "attention_dropout", "id2label", "label2id", "_name_or_path")  # fmt: skip
+               "router_aux_loss_coef", "attention_dropout", "id2label", "label2id",
+               "_name_or_path")  # fmt: skip
 ROUTER = re.compile(
     r"(mlp|feed_forward|block_sparse_moe|moe|self_attention\.experts|self_attn\.experts|ffn|experts)"
     r"\.(gate|router)\.(weight|layer\.weight|classifier\.weight|wg\.weight)$"
@@ -267,15 +269,17 @@ def make(family: str, name: str, options: dict[str, Any], folder: Path) -> dict[
         variant |= {"seed": seed, "crc32": variants.checksum(state)}
         run, tensors = (run_deepseek_v1 if first else run_transformers)(folder)
         generator = torch.Generator().manual_seed(seed)
-        vocabulary = variant["tensors"][next(n for n in variant["tensors"] if "embed" in n or "wte" in n)][0][0]
+        table = next(n for n in variant["tensors"] if "embed_tokens" in n or "wte" in n)
+        vocabulary = variant["tensors"][table][0][0]
         ids = torch.randint(3, vocabulary, (2, variant["length"]), generator=generator)
         result = outputs(run, ids, lambda t=tensors, g=generator: perturbed(t, g))
         if isinstance(result, dict):
             for key in ("positions", "margin", "moved"):
                 variant[key] = result.pop(key)
             hit = [len(np.unique(e)) for e in result["experts"]]
-            print(f"{family}/{name}: attempt {attempt}, logits std {result['logits'].std():.2f}, "
-                  f"moved {variant['moved']}, margin {variant['margin']}, experts hit {hit}", flush=True)  # fmt: skip
+            print(f"{family}/{name}: attempt {attempt}, std {result['logits'].std():.2f}, "
+                  f"moved {variant['moved']}, margin {variant['margin']}, experts hit {hit}",
+                  flush=True)  # fmt: skip
             del variant["length"]
             return {"variant": variant, "arrays": result}
         reasons.append(result)

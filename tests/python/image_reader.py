@@ -75,8 +75,8 @@ def up(value: int, to: int) -> int:
     return (value + to - 1) // to * to
 
 
-def walk(path: Path) -> Walked:
-    data = path.read_bytes()
+def walk(image: Path | bytes) -> Walked:
+    data = image if isinstance(image, bytes) else image.read_bytes()
     magic, version, layout, file_bytes, meta_bytes, count = struct.unpack_from("<8sIIQII", data)
     alignment, zero0, zero1, crc = struct.unpack_from("<4I", data, 48)
     assert magic == bytes.fromhex("89434C420D0A1A0A")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/spec.md, read out of the page itself: words of the config, roles of tensors."""
+"""The tables of docs/spec.md, read out of the page: words of the config, roles of tensors."""
 
 from __future__ import annotations
 

@@ -24,6 +24,7 @@ from colibri.image_format import ROLES
 from colibri.pack import pack
 from image_reader import Walked, walk
 from oracle import Oracle, perplexity
+from spec_page import WORDS
 
 QUANTS = ("f32", "f16", "bf16", "q8", "q4")
 
@@ -104,8 +105,10 @@ def test_a_second_reader_accepts_every_type(tmp_path: Path, quant: str, group: i
 def test_settings_and_notes_of_the_demo_model(tmp_path: Path) -> None:
     packed = pack(ck.DEMO, tmp_path / "demo", quant="q4", selftest=ck.no_selftest)
     w = walk(packed.image)
+    others = {word.name: float(word.name.endswith("_scale")) for word in WORDS[22:]}
+    others |= {"temperature_scale": 0.0, "latent_epsilon": pytest.approx(1e-6)}
     assert w.config == {
-        "vocabulary": 4096, "hidden": 128, "layers": 6, "context": 1024, "heads": 4, "kv_heads": 2,
+        **others, "vocabulary": 4096, "hidden": 128, "layers": 6, "context": 1024, "heads": 4, "kv_heads": 2,
         "head_size": 32, "rope_size": 32, "rope_style": 0, "activation": 1, "router": 1,
         "router_flags": 1, "experts": 16, "top_k": 2, "expert_size": 192, "shared_size": 192,
         "shared_flags": 1, "dense_size": 0, "tied": 1, "rope_scale": 1.0,

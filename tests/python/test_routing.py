@@ -90,10 +90,12 @@ class TestTopK:
         check(found, {i: p[i] / total for i in chosen})
 
     @pytest.mark.parametrize(("normed", "epsilon", "scale"),
-                             [(True, 1e-20, 2.5), (True, 1e-6, 1.0), (False, 0.0, 1.8)])  # fmt: skip
+                             [(True, 1e-20, 2.5), (True, 1e-6, 1.0),
+                              (False, 0.0, 1.8)])  # fmt: skip
     def test_sigmoid_selection(
-        self, rng: np.random.Generator, experts: int, k: int, normed: bool, epsilon: float, scale: float
-    ) -> None:
+        self, rng: np.random.Generator, experts: int, k: int,
+        normed: bool, epsilon: float, scale: float,
+    ) -> None:  # fmt: skip
         """afmoe, lfm2_moe, minimax_m2: the bias chooses, and is not in the weight."""
         scores, bias = rng.normal(0, 2, experts), rng.normal(0, 0.3, experts)
         p = sigmoid(scores)
@@ -121,7 +123,8 @@ def keep_groups(rank: Floats, groups: int, kept: int, score: Callable[[Floats], 
 
 
 @pytest.mark.parametrize(("experts", "groups", "kept", "k"),
-                         [(8, 2, 1, 3), (24, 8, 3, 6), (24, 8, 4, 1), (64, 8, 4, 8), (12, 1, 1, 4)])  # fmt: skip
+                         [(8, 2, 1, 3), (24, 8, 3, 6), (24, 8, 4, 1), (64, 8, 4, 8),
+                          (12, 1, 1, 4)])  # fmt: skip
 class TestGroups:
     """DeepSeek's group-limited choice."""
 
@@ -171,7 +174,7 @@ def test_ties_go_to_the_lowest_id() -> None:
     """One defined answer where scores are equal, with and without groups."""
     scores = np.zeros(12)
     assert sorted(runtime(scores, 3)) == [0, 1, 2]
-    groups = dict(router=SIGMOID, flags=GROUP_TWO, groups=4, groups_kept=2)
+    groups = {"router": SIGMOID, "flags": GROUP_TWO, "groups": 4, "groups_kept": 2}
     assert sorted(runtime(scores, 4, **groups)) == [0, 1, 2, 3]
 
 

@@ -5,8 +5,8 @@
 
     "model.layers.{0..1}.mlp.gate.weight": [[5, 48], 0.0, 0.29]     shape, centre, scale
 
-A name with ``{a..b}`` stands for one tensor per number. Values are centre + scale * noise; the noise
-is uniform, of unit variance, from PCG64 seeded by the variant's seed and the tensor's name.
+A name with ``{a..b}`` stands for one tensor per number. Values are centre + scale * noise; the
+noise is uniform, of unit variance, from PCG64 seeded by the variant's seed and the tensor's name.
 ``<family>.npz`` has what the reference computes; ``tests/golden/make_variants.py`` makes both.
 """
 
@@ -16,7 +16,7 @@ import itertools
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,8 @@ def _fold_place(tensors: dict[str, Entry], place: int) -> dict[str, Entry]:
             alone[name] = entry
             continue
         m = plain[-1]
-        runs.setdefault((name[: m.start()], name[m.end() :], json.dumps(entry)), []).append(int(m[0]))
+        key = (name[: m.start()], name[m.end() :], json.dumps(entry))
+        runs.setdefault(key, []).append(int(m[0]))
     for (head, tail, text), found in runs.items():
         for first, last in _runs(sorted(found)):
             middle = str(first) if first == last else f"{{{first}..{last}}}"
@@ -83,7 +84,7 @@ def values(seed: int, name: str, entry: Entry) -> NDArray[np.float32]:
     shape, centre, scale = entry
     raw = np.random.PCG64([seed, zlib.crc32(name.encode())]).random_raw(int(np.prod(shape)))
     noise = ((raw >> np.uint64(11)) * 2.0**-53 - 0.5) * 12**0.5
-    return (centre + scale * noise).reshape(shape).astype(np.float32)
+    return np.asarray((centre + scale * noise).reshape(shape), np.float32)
 
 
 def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
@@ -94,6 +95,7 @@ def to_bf16(array: NDArray[np.float32]) -> NDArray[np.uint16]:
 
 def weights(seed: int, dtype: str, tensors: dict[str, Entry]) -> ck.Tensors:
     """Every tensor as a file has it (bfloat16 as bits)."""
+    stored: dict[str, Callable[[NDArray[np.float32]], NDArray[Any]]]
     stored = {"float32": np.asarray, "float16": lambda a: a.astype(np.float16), "bfloat16": to_bf16}
     return {
         name: stored[dtype](values(seed, name, entry))
@@ -127,8 +129,9 @@ def checkpoint(folder: Path, variant: dict[str, Any]) -> Path:
     tensors |= weights(variant["seed"], variant["dtype"], variant.get("more", {}))
     if wrap := variant.get("wrap"):
         tensors = {_renamed(name, wrap["names"]): array for name, array in tensors.items()}
+        inner = {k: v for k, v in config.items() if k != "architectures"}
         config = {"architectures": [wrap["class"]], "model_type": wrap["type"],
-                  "text_config": {k: v for k, v in config.items() if k != "architectures"}}  # fmt: skip
+                  "text_config": inner}  # fmt: skip
     return write(folder, config, tensors)
 
 

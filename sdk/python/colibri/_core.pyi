@@ -17,6 +17,7 @@ EVENTS: dict[str, int]
 GLOBAL_LAYER: int
 IMAGE_VERSION: int
 MAX_REGIONS: int
+MAX_BUFFERS: int
 MAX_WORKERS: int
 MAX_BATCH: int
 

@@ -56,7 +56,7 @@ class Checkpoint:
             raise CheckpointError("is not a folder", file=folder,
                                   hint="give the folder that holds config.json")  # fmt: skip
         notes: list[str] = []
-        config = _of_language_model(read_json(folder / "config.json"))
+        config = read_json(folder / "config.json")
         generation = _optional(
             folder / "generation_config.json", notes, "stop ids are config.json's"
         )
@@ -90,12 +90,6 @@ class Checkpoint:
                     )  # fmt: skip
             ids.update(listed)
         return sorted(ids)
-
-
-def _of_language_model(config: dict[str, Any]) -> dict[str, Any]:
-    """Where a class around a language model keeps its config in a table, that table is laid under."""
-    inner = config.get("text_config")
-    return {**inner, **config} if isinstance(inner, dict) else config
 
 
 def _optional(path: Path, notes: list[str], then: str) -> dict[str, Any]:

@@ -24,11 +24,15 @@ Array = NDArray[Any]
 
 
 class Coding(NamedTuple):
-    """Arrays that hold a tensor together; `inner[i]` axes of array i lie within a row."""
+    """Arrays that hold a tensor together; `inner[i]` axes of array i lie within a row.
+
+    Of two axes within a row the first counts blocks of `block` values, the second their bytes.
+    """
 
     arrays: tuple[Array, ...]
     inner: tuple[int, ...]
     decode: Callable[..., Floats]
+    block: int = 32
 
     def picked(self, pick: Callable[[Array], Array]) -> Coding:
         """The part of each array that belongs to a part of the tensor."""

@@ -4,7 +4,7 @@
 Python's syntax for names, numbers, strings, lists, arithmetic, comparisons, ``in``, ``and``,
 ``or``, ``not``, ``a if c else b``, indices and slices, and the functions ``min``, ``max``, ``len``,
 ``int``, ``log``, ``find`` (a value in nested tables, or a default), and for tensors ``reshape``,
-``transpose`` and ``concat``; nothing else.
+``transpose``, ``concat`` and ``halves``; nothing else.
 An expression can neither loop nor reach anything but the values it is given.
 
 >>> evaluate("(layer + 1) % step == 0", {"layer": 3, "step": 2})
@@ -24,6 +24,7 @@ import numpy as np
 
 Value = Any  # what JSON can hold
 
+
 def _plain(name: str) -> str:
     return str(int(name)) if name.isdecimal() else name
 
@@ -38,9 +39,16 @@ def _find(table: Value, path: list[Value], default: Value) -> Value:
     return table
 
 
+def _halves(x: Value, heads: int) -> Value:
+    """Rows of each head reordered: those that stood at even places first, then the others."""
+    rows = np.reshape(x, (heads, x.shape[0] // heads // 2, 2, *x.shape[1:]))
+    return np.reshape(np.swapaxes(rows, 1, 2), x.shape)
+
+
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "min": min, "max": max, "len": len, "int": int, "log": math.log, "find": _find,
     "concat": np.concatenate, "reshape": np.reshape, "transpose": np.transpose,
+    "halves": _halves,
 }  # fmt: skip
 _BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,

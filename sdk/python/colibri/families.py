@@ -206,11 +206,15 @@ class Family(_Strict):
         unknown = sorted(set(value) - set(ROLES))
         if unknown:
             raise ValueError(f"unknown roles {unknown}")
-        lists = {r: n if isinstance(n, list) else [n] for r, n in value.items()}
-        return {
-            r: [{"name": n} if isinstance(n, str) else n for n in names]
-            for r, names in lists.items()
-        }
+        return several(value)
+
+
+def several(tensors: dict[str, Any]) -> dict[str, Any]:
+    """Names of tensors by role, in the long form: lists of tables."""
+    lists = {r: n if isinstance(n, list) else [n] for r, n in tensors.items()}
+    return {
+        r: [{"name": n} if isinstance(n, str) else n for n in names] for r, names in lists.items()
+    }
 
 
 class Place(NamedTuple):
@@ -381,7 +385,7 @@ def _architecture(config: dict[str, Any], file: Path) -> str:
     else:
         return str(named[0])
     raise CheckpointError(problem, file=file, field="architectures",
-                          hint=f"supported are {', '.join(sorted(families()))}")  # fmt: skip
+                          hint=f"supported are {', '.join(sorted({**families(), **wrappers()}))}")  # fmt: skip
 
 
 def _read_keys(family: Family, config: dict[str, Any], file: Path) -> dict[str, Any]:

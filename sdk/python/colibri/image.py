@@ -63,7 +63,7 @@ class Tensor(NamedTuple):
 
     @property
     def is_expert(self) -> bool:
-        return self.role >= _core.ROLES["expert_gate"]
+        return _core.ROLES["expert_gate"] <= self.role < _core.ROLES["linear_in"]
 
 
 class Expert(NamedTuple):

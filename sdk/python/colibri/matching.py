@@ -150,7 +150,7 @@ def _output_name(model: Model) -> str:
 
 def _missing_hint(absent: list[str], model: Model) -> str:
     prefixes = " or ".join(model.family.prefixes)
-    hint = f"they may have the prefix {prefixes}"
+    hint = f"they may have the prefix {prefixes}" if prefixes else "is the file complete?"
     if _output_name(model) in absent:
         hint += "; only with tie_word_embeddings true the output is the embedding"
     return hint

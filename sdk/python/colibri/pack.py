@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Hugging Face checkpoint becomes one image.
+"""A Hugging Face checkpoint, or a GGUF file, becomes one image.
 
     from colibri.pack import pack
     result = pack("models/demo-moe", "demo.colibri", quant="q4")
@@ -34,6 +34,7 @@ from colibri.image_writer import ImageWriter, Layout, Slot, TensorSpec
 from colibri.matching import Matched, match_tensors
 from colibri.quantize import Encoded, RangeError, encode
 from colibri.recipe import Recipe, make_recipe
+from colibri.sources import open_source
 from colibri.tensor_file import Tensor
 
 DISTRIBUTION = "colibri-sdk"
@@ -78,7 +79,7 @@ def pack(
     progress: Callable[[int], Progress] | None = None,
     selftest: Selftest | None = None,
 ) -> Packed:
-    """Packs the checkpoint in a folder.
+    """Packs the checkpoint in a folder, or the model in a GGUF file.
 
     Parameters
     ----------
@@ -99,9 +100,9 @@ def pack(
     if jobs < 1:
         raise PackError(f"is {jobs}", field="jobs", hint="valid is 1 or more")
     target = _target(Path(image))
-    source = Checkpoint.open(checkpoint)
+    source = open_source(checkpoint)
     _refuse_input(target, source, recipe)
-    model = describe(source.config, source.config_file)
+    model = describe(source.config, source.config_file, source.adapt)
     matched = match_tensors(source, model)
     plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe))
     _check_tokenizer(source)
@@ -168,7 +169,7 @@ class _Plan:
         roles = {name: sum(sizes[s] for s in specs if s.role.name == name) for name in ROLES}
         roles = {name: size for name, size in roles.items() if size}
         weights = {name: sum(counts[s] for s in specs if s.role.name == name) for name in roles}
-        parameters = sum(counts.values()) - weights.get("rope", 0)
+        parameters = sum(counts.values()) - sum(weights.get(n, 0) for n in ("rope", "rope_2"))
         bits = 8 * sum(sizes.values()) / parameters
         by_role = {n: round(8 * roles[n] / weights[n], 3) for n in roles if ROLES[n].part}
         notes = (*source.notes, *model.notes, *matched.notes, *_padding_notes(specs, by_role))

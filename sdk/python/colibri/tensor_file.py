@@ -148,7 +148,7 @@ class Tensor:
 def _shape_of(coding: Coding) -> tuple[int, ...]:
     """Shape of the values: two axes within a row of codes are one of values."""
     first, inner = coding.arrays[0], coding.inner[0]
-    return first.shape if inner == 1 else (*first.shape[:-2], first.shape[-2] * 32)
+    return first.shape if inner == 1 else (*first.shape[:-2], first.shape[-2] * coding.block)
 
 
 def read_safetensors(path: Path) -> dict[str, Tensor]:

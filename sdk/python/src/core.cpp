@@ -111,6 +111,7 @@ void bind_names(nb::module_ &m)
     m.attr("GLOBAL_LAYER") = COLIBRI_GLOBAL_LAYER;
     m.attr("IMAGE_VERSION") = COLIBRI_IMAGE_VERSION;
     m.attr("MAX_REGIONS") = COLIBRI_MAX_REGIONS;
+    m.attr("MAX_BUFFERS") = COLIBRI_MAX_BUFFERS;
     m.attr("MAX_WORKERS") = COLIBRI_MAX_WORKERS;
     m.attr("MAX_BATCH") = COLIBRI_MAX_BATCH;
 }

@@ -27,7 +27,7 @@ def families(as_json: JsonOption = False) -> None:
                     caption="tested: golden and variants against the original code's outputs, "
                             "oracle against formulas in float64")  # fmt: skip
     for family in found:
-        names = "\n".join((family.name, *family.architectures))
+        names = "\n".join((family.name, *family.architectures, *_wrapped(family)))
         listing.add_row(Text(names), Text(_parts(family)), Text("\n".join(family.tested)))
     console().print(listing)
     refused = table("Known and refused", "class", "why")
@@ -40,9 +40,15 @@ def _fields(family: Family) -> dict[str, Any]:
     return {
         "family": family.name,
         "architectures": list(family.architectures),
+        "wrappers": _wrapped(family),
         "parts": parts_of(family),
         "tested": list(family.tested),
     }
+
+
+def _wrapped(family: Family) -> list[str]:
+    """Classes of which the text part is taken."""
+    return [wrapper.architecture for wrapper in family.wrappers]
 
 
 def _parts(family: Family) -> str:

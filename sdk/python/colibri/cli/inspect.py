@@ -32,7 +32,7 @@ def describe(image: Image) -> dict[str, Any]:
     """The facts of a verified image: header, config, sections, roles, stop ids, notes."""
     header = image.read(0, 64)
     roles = role_sizes(image)
-    weights = sum(role["weights"] for role in roles if role["role"] != "rope")
+    weights = sum(role["weights"] for role in roles if role["role"] not in ("rope", "rope_2"))
     return {
         "image": image.name,
         "bytes": image.bytes,
@@ -58,7 +58,7 @@ def role_sizes(image: Image) -> list[dict[str, Any]]:
     """Type, weights and bytes by role; an expert role counts once per expert."""
     rows: dict[tuple[str, str, int], dict[str, Any]] = {}
     for tensor in image.tensors:
-        copies = image.config["experts"] if tensor.is_expert else 1
+        copies = image.config["experts"] - image.config["identities"] if tensor.is_expert else 1
         empty = {"role": tensor.name, "type": tensor.type_name, "group": tensor.group,
                  "weights": 0, "bytes": 0}  # fmt: skip
         row = rows.setdefault((tensor.name, tensor.type_name, tensor.group), empty)

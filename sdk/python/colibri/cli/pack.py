@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`colibri pack`: turn a Hugging Face checkpoint into one deployable image."""
+"""`colibri pack`: turn a Hugging Face checkpoint or a GGUF file into one deployable image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from colibri.pack import Packed
 from colibri.pack import pack as pack_checkpoint
 from colibri.units import format_bytes
 
-app = command("Turn a Hugging Face checkpoint into one deployable image.")
+app = command("Turn a Hugging Face checkpoint or a GGUF file into one deployable image.")
 
 Quant = Literal["f32", "f16", "bf16", "q8", "q4"]
 
@@ -32,7 +32,7 @@ Quant = Literal["f32", "f16", "bf16", "q8", "q4"]
 @app.command()
 def pack(
     checkpoint: Annotated[
-        Path, typer.Argument(metavar="CHECKPOINT_DIR", help="Folder with config.json.")
+        Path, typer.Argument(metavar="CHECKPOINT", help="Folder with config.json, or a GGUF file.")
     ],
     output: Annotated[Path, typer.Option("-o", "--output", metavar="IMAGE", help="File to write.")],
     quant: Annotated[
@@ -56,7 +56,7 @@ def pack(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Turn a Hugging Face checkpoint into one deployable image.
+    """Turn a Hugging Face checkpoint or a GGUF file into one deployable image.
 
     The image is the same whatever the number of jobs; nothing is left when it fails.
     """
