@@ -13,6 +13,8 @@
 #include "state.h"
 #include "tensor.h"
 
+_Static_assert(COLIBRI_BUFFER_COUNT <= COLIBRI_MAX_BUFFERS, "a plan must hold every buffer");
+
 /* How often a decoded token touches a byte of a buffer, in 1/16. */
 #define ONCE 16u
 

@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define COLIBRI_MAX_REGIONS 8u
-#define COLIBRI_MAX_BUFFERS 32u
+#define COLIBRI_MAX_BUFFERS 24u
 #define COLIBRI_MAX_WORKERS 64u
 #define COLIBRI_MAX_BATCH 4096u
 
