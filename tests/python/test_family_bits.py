@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every family keeps the numbers' contract: no bit depends on batch, neighbours, workers or kernels."""
+"""No bit of any family depends on batch, neighbours, workers or kernels."""
 
 from __future__ import annotations
 
+import json
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+from checkpoints import copy_golden
 from colibri import Engine, Image
 from colibri.pack import pack
 
@@ -50,7 +53,10 @@ def test_no_bit_depends_on_how_it_is_computed(images, family, quant):
     expected = crc(alone(image, tokens, kernels="ref", batch=1))
     for options in ({"batch": 24}, {"batch": 7, "workers": 3}, {"batch": 24, "workers": 2}):
         for kernels in ("ref", "auto"):
-            assert crc(alone(image, tokens, kernels=kernels, **options)) == expected, (options, kernels)
+            assert crc(alone(image, tokens, kernels=kernels, **options)) == expected, (
+                options,
+                kernels,
+            )
 
 
 @pytest.mark.parametrize("kv", ["f16", "q8"])
@@ -78,3 +84,25 @@ def test_sequences_do_not_see_each_other(images, family):
 def test_self_test_holds(images, family):
     for kv in ("f32", "f16", "q8"):
         Engine(images(family, "q4"), context=32, kv=kv).selftest()
+
+
+def raise_bias(file: Path, name: str, value: float) -> None:
+    """Sets the first element of a bfloat16 vector, in place."""
+    data = bytearray(file.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    entry = json.loads(data[8 : 8 + size])[name]
+    at = 8 + size + entry["data_offsets"][0]
+    data[at : at + 2] = np.float32(value).tobytes()[2:]
+    file.write_bytes(data)
+
+
+def test_an_outlier_in_an_f16_cache_is_clamped(tmp_path):
+    """A key of 1e6 becomes 65504: finite logits, and the same on every table."""
+    folder = copy_golden("qwen2_moe", tmp_path)
+    raise_bias(folder / "model.safetensors", "model.layers.0.self_attn.k_proj.bias", 1e6)
+    pack(folder, tmp_path / "outlier.colibri", quant="f32")
+    image = Image(tmp_path / "outlier.colibri")
+    tokens = tokens_of("qwen2_moe")[0]
+    rows = alone(image, tokens, kv="f16", kernels="ref")
+    assert np.isfinite(rows).all()
+    assert crc(alone(image, tokens, kv="f16", kernels="auto", batch=24)) == crc(rows)

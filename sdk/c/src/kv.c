@@ -42,13 +42,22 @@ struct colibri_kv colibri_kv_of(const struct engine *e, uint32_t layer)
     return kv;
 }
 
+#if COLIBRI_WITH_KV_F16
+/* An outlier must not turn a whole row of scores into NaN. */
+static float within_half(float x)
+{
+    x = x > 65504.0f ? 65504.0f : x;
+    return x < -65504.0f ? -65504.0f : x;
+}
+#endif
+
 void colibri_kv_store(const struct engine *e, const float *x, uint32_t elements, uint8_t *vector)
 {
     (void)e; /* with f32 alone */
 #if COLIBRI_WITH_KV_F16
     if (e->limits.kv == COLIBRI_F16) {
         for (uint32_t i = 0; i < elements; i++)
-            ((uint16_t *)(void *)vector)[i] = colibri_float_to_f16(x[i]);
+            ((uint16_t *)(void *)vector)[i] = colibri_float_to_f16(within_half(x[i]));
         return;
     }
 #endif
