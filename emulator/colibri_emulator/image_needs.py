@@ -50,7 +50,9 @@ def _types(image: Image) -> dict[str, bool]:
 
 def _blocks(image: Image) -> dict[str, bool]:
     config, names = image.config, {tensor.name for tensor in image.tensors}
-    mixers, ffns, _, flags, _, _ = (set(column) for column in zip(*image.core.layers(), strict=True))
+    mixers, ffns, _, flags, _, _ = (
+        set(column) for column in zip(*image.core.layers(), strict=True)
+    )
     return {
         "dense": bool(ffns & {_DENSE, _BOTH}),
         "beside": _BOTH in ffns,

@@ -44,6 +44,9 @@ ARCHITECTURES = {
 _PERMUTED = (MODEL_ARCH.LLAMA, MODEL_ARCH.GRANITE_MOE, MODEL_ARCH.DEEPSEEK)
 #: Always in F32 in real files: vectors, routers, convolutions.
 _KEPT = re.compile(r".*(norm|ffn_gate_inp|shortconv\.conv|_shexp_inp)\.weight|.*\.bias")
+#: In the tables of the package some architectures are always tied.
+_OUTPUT = {"lm_head.weight": "output.weight"}
+_MIXTRAL = re.compile(r"model\.(layers\.\d+)\.(block_sparse_moe|feed_forward)")
 Quantise = Callable[[str, Array], tuple[Array, GGMLQuantizationType]]
 
 
@@ -76,7 +79,7 @@ def write(
     tensors = dict(_tensors(folder, arch, config, split_kv))
     _metadata(writer, arch, config, split_kv)
     writer.add_array("tokenizer.ggml.tokens", ["<s>", "b", "é"])
-    writer.add_eos_token_id(int(config["eos_token_id"]))
+    writer.add_eos_token_id(config.get("eos_token_id", 2))
     if change:
         change(writer, tensors)
     for name, values in tensors.items():
@@ -105,7 +108,8 @@ def _tensors(
     if rope.get("rope_type") == "llama3":
         yield "rope_freqs.weight", llama3_factors(config, rope)
     for name, values in _converted(folder, arch, config, split_kv):
-        found = name if name.startswith("blk.") else table.get_name(name, (".weight", ".bias"))
+        ready = name.startswith("blk.")
+        found = name if ready else _OUTPUT.get(name) or table.get_name(name, (".weight", ".bias"))
         assert found is not None, name
         yield found, values
 
@@ -162,7 +166,7 @@ def _converted(
             yield name, values
     for name, by_number in experts.items():
         stacked = np.stack([by_number[i] for i in range(len(by_number))])
-        yield re.sub(r"model\.(layers\.\d+)\.(block_sparse_moe|feed_forward)", r"\1.feed_forward", name), stacked  # fmt: skip
+        yield _MIXTRAL.sub(r"\1.feed_forward", name), stacked
 
 
 def _values(folder: Path) -> dict[str, Array]:
@@ -201,7 +205,8 @@ def _metadata(writer: GGUFWriter, arch: MODEL_ARCH, c: dict[str, Any], split_kv:
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
         writer.add_rope_scaling_yarn_beta_fast(rope.get("beta_fast", 32.0))
         writer.add_rope_scaling_yarn_beta_slow(rope.get("beta_slow", 1.0))
-    experts = next((c[k] for k in ("num_local_experts", "num_experts", "n_routed_experts") if k in c), None)  # fmt: skip
+    counts = ("num_local_experts", "num_experts", "n_routed_experts")
+    experts = next((c[key] for key in counts if key in c), None)
     if experts is not None:
         writer.add_expert_count(experts)
         writer.add_expert_used_count(c["num_experts_per_tok"])
@@ -218,9 +223,7 @@ def _metadata(writer: GGUFWriter, arch: MODEL_ARCH, c: dict[str, Any], split_kv:
     _own(writer, arch, c)
 
 
-def _latent(
-    writer: GGUFWriter, c: dict[str, Any], rope: dict[str, Any], split_kv: bool
-) -> None:
+def _latent(writer: GGUFWriter, c: dict[str, Any], rope: dict[str, Any], split_kv: bool) -> None:
     sizes = c["qk_nope_head_dim"] + c["qk_rope_head_dim"], c["v_head_dim"]
     if split_kv:
         writer.add_key_length(c["kv_lora_rank"] + c["qk_rope_head_dim"])
@@ -239,8 +242,9 @@ def _latent(
     writer.add_expert_weights_scale(c["routed_scaling_factor"])
     if c["norm_topk_prob"]:
         writer.add_expert_weights_norm(True)
-    writer.add_expert_group_count(c["n_group"])
-    writer.add_expert_group_used_count(c["topk_group"])
+    if c.get("n_group") is not None:
+        writer.add_expert_group_count(c["n_group"])
+        writer.add_expert_group_used_count(c["topk_group"])
     if c["model_type"] == "deepseek_v3":
         writer.add_expert_gating_func(ExpertGatingFuncType.SIGMOID)
     if "mscale_all_dim" in rope:

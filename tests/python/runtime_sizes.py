@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measures what tests/limits.json records: code, stack and arena bytes of the demo model.
+"""Measures what tests/limits.json records: code, stack and arena bytes; code of each family.
 
     python tests/python/runtime_sizes.py [--reason WHY]    (make sizes)
 
@@ -26,13 +26,16 @@ from archive import members
 from colibri.boards import load_board
 from colibri.planner import plan
 from colibri_emulator.build_firmware import Firmware, build_firmware
+from colibri_emulator.image_needs import image_needs
 from colibri_emulator.machine import pick_machine
 from colibri_emulator.mailbox import Request
 from colibri_emulator.toolchain import find_toolchain
 
 ROOT = Path(__file__).resolve().parents[2]
 LIMITS, PAGE = ROOT / "tests" / "limits.json", ROOT / "docs" / "sizes.md"
+GOLDEN = ROOT / "tests" / "golden"
 BOARD, KV, CONTEXT = "pimoroni-pico-plus-2", "f16", 128
+TYPES = {"f32", "f16", "bf16", "q8", "q4", "kv_f16", "kv_q8"}  # parts that no family decides
 PROMPT = (48, 2858, 1135, 7)
 Json = dict[str, Any]
 
@@ -122,6 +125,24 @@ def measure_code(image: Path, toolchain: str, groups: Mapping[str, str]) -> Json
     return {"bytes": sum(parts.values()), "groups": parts}
 
 
+def measure_family(golden: str, groups: Mapping[str, str]) -> Json:
+    """Bytes of the runtime for one golden checkpoint, and the parts that it asks for."""
+    from colibri.pack import pack
+
+    with tempfile.TemporaryDirectory() as folder:
+        image = Path(folder) / "image"
+        pack(GOLDEN / golden, image, quant="q4")
+        needs = image_needs(image, (KV,)).parts
+        found = measure_code(image, "gcc", groups)
+    parts = [name for name, used in needs.items() if used and name not in TYPES]
+    return {"bytes": found["bytes"], "parts": " ".join(parts)}
+
+
+def goldens() -> list[str]:
+    """Every golden checkpoint."""
+    return sorted(path.parent.name for path in GOLDEN.glob("*/config.json"))
+
+
 # Stack and arena
 
 
@@ -135,6 +156,8 @@ def measure_stack(image: Path) -> Json:
     with tempfile.TemporaryDirectory() as folder:
         result = machine.run(build(image, Path(folder) / "b", "zig"), request)
     assert result.ok, result
+    assert len(result.tokens) == 2, result
+    assert 0 < result.stack_high_water < result.stack_bytes, result
     return {"bytes": result.stack_high_water}
 
 
@@ -180,8 +203,13 @@ def page(limits: Json) -> str:
     for row in limits["arena"]:
         shown = (row["board"], row["image"], f"{row['context']:,}", row["kv"], str(row["batch"]))
         arena.append("| " + " | ".join(shown) + f" | {row['bytes']:,} |")
+    families = ["| checkpoint | parts that others leave out | bytes |", "|---|---|---:|"]
+    for name, entry in limits["families"]["measured"].items():
+        parts = ", ".join(part.replace("_", " ") for part in entry["parts"].split()) or "-"
+        families.append(f"| {name} | {parts} | {entry['bytes']:,} |")
     return _PAGE.format(
-        what=code["what"], table="\n".join(table), made="\n".join(made), limit=code["limit"],
+        families="\n".join(families), family=limits["families"], what=code["what"],
+        table="\n".join(table), made="\n".join(made), limit=code["limit"],
         aim=code["aim"], percent=code["tolerance_percent"], stack=stack, arena="\n".join(arena),
     )  # fmt: skip
 
@@ -211,6 +239,16 @@ figures; padding and strings are those of the whole firmware. `colibri build` co
 with -O2, which is larger and faster. The runtime has no `.data` and no `.bss`
 (`tests/python/test_firmware.py`).
 
+## Families
+
+The same count for each checkpoint in `tests/golden`: {family[what]} Firmware carries only the parts
+(`sdk/c/src/options.h`) that its image asks for. Limit {family[limit]:,}; tolerance
+{family[tolerance_percent]} %.
+
+{families}
+
+* gcc: {family[compiler]}, {family[date]}. {family[reason]}
+
 ## Stack
 
 **{stack[bytes]:,} bytes**, limit {stack[limit]:,}. Counted: {stack[what]}.
@@ -228,14 +266,29 @@ fails the test until it is recorded.
 
 def _record(entry: Json, measured: Json, percent: float, reason: str | None, name: str) -> None:
     """Takes measured figures over; date and reason change when a figure left its tolerance."""
-    changed = moved(entry["bytes"], measured["bytes"], percent)
-    if changed and not reason:
-        sys.exit(f"{name}: {entry['bytes']:,} -> {measured['bytes']:,} bytes; give --reason WHY")
-    if entry["bytes"] != measured["bytes"]:
-        entry["date"] = datetime.datetime.now(datetime.UTC).date().isoformat()
+    entry |= _dated(entry["bytes"], measured["bytes"], percent, reason, name)
     entry.update(measured)
-    if changed:
-        entry["reason"] = reason
+
+
+def _dated(old: int, new: int, percent: float, reason: str | None, name: str) -> Json:
+    """Date and reason of a figure, where they change."""
+    changed = moved(old, new, percent)
+    if changed and not reason:
+        sys.exit(f"{name}: {old:,} -> {new:,} bytes; give --reason WHY")
+    today = {"date": datetime.datetime.now(datetime.UTC).date().isoformat()} if old != new else {}
+    return today | ({"reason": reason} if changed else {})
+
+
+def update_families(families: Json, groups: Mapping[str, str], reason: str | None) -> None:
+    """Measures every golden checkpoint; one date and reason for all of them."""
+    recorded, measured = families["measured"], {}
+    for name in goldens():
+        measured[name] = measure_family(name, groups)
+        old = recorded.get(name, {"bytes": 0})["bytes"]
+        families |= _dated(
+            old, measured[name]["bytes"], families["tolerance_percent"], reason, name
+        )
+    families |= {"measured": measured, "compiler": compiler("gcc")}
 
 
 def update(reason: str | None) -> None:
@@ -251,6 +304,7 @@ def update(reason: str | None) -> None:
         for name, entry in code["compilers"].items():
             found = {**measure_code(images["q4"], name, code["groups"]), "compiler": compiler(name)}
             _record(entry, found, code["tolerance_percent"], reason, name)
+        update_families(limits["families"], code["groups"], reason)
         found = {**measure_stack(images["q4"]), "compiler": compiler("zig")}
         _record(stack, found, stack["tolerance_percent"], reason, "stack")
         for row in limits["arena"]:

@@ -7,7 +7,7 @@ import importlib
 import struct
 import sys
 import tracemalloc
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +39,7 @@ VARIANTS = (
     ("qwen3_moe", "bias_many"), ("olmoe", "gqa_tied"), ("granitemoe", "bias_all_experts"),
     ("granitemoe", "llama3"), ("granitemoeshared", "many_long"),
     ("deepseek_v1", "all_experts_tied"), ("deepseek_v2", "greedy_lite"), ("deepseek_v2", "groups"),
-    ("deepseek_v2", "yarn"), ("deepseek_v3", "moonlight"), ("deepseek_v3", "not_normed"),
+    ("deepseek_v2", "yarn"), ("deepseek_v3", "moonlight"), ("deepseek_v3", "groups"),
     ("deepseek_v3", "yarn"), ("lfm2_moe", "no_bias"), ("lfm2_moe", "untied_many"),
 )  # fmt: skip
 
@@ -110,7 +110,8 @@ class TestResults:
             for layer in range(2):
                 for part in ("gate", "up", "down"):
                     stacked = tensors.pop(f"blk.{layer}.ffn_{part}_exps.weight")
-                    tensors |= {f"blk.{layer}.ffn_{part}.{e}.weight": x for e, x in enumerate(stacked)}  # fmt: skip
+                    for e, values in enumerate(stacked):
+                        tensors[f"blk.{layer}.ffn_{part}.{e}.weight"] = values
 
         def fused(_: Any, tensors: dict[str, Any]) -> None:
             for layer in range(2):
@@ -163,11 +164,10 @@ class TestQuantised:
 
         gf.write(tmp_path / "q.gguf", name, quantise=coded)
         gf.write(tmp_path / "f.gguf", name, quantise=decoded)
-        assert len({t.dtype for t in read_gguf(tmp_path / "q.gguf").tensors.values()}) == 2
+        assert kind in {t.dtype for t in read_gguf(tmp_path / "q.gguf").tensors.values()}
         one = image(tmp_path / "q.gguf", tmp_path / "i")
         assert one == image(tmp_path / "f.gguf", tmp_path / "i")
 
-    @pytest.mark.usefixtures("no_notes")
     def test_mxfp4_is_what_the_checkpoint_has(self, tmp_path: Path) -> None:
         """The golden weights are MXFP4 already, so nothing is lost in a file of that type."""
         kinds = gf.GGMLQuantizationType
@@ -177,8 +177,10 @@ class TestQuantised:
             return gf.as_type(kinds.MXFP4)(name, values) if mxfp4 else gf.as_f32(name, values)
 
         gf.write(tmp_path / "m.gguf", "gpt_oss_mxfp4", quantise=experts)
-        expected = image(ck.GOLDEN / "gpt_oss_mxfp4", tmp_path / "one")
-        assert image(tmp_path / "m.gguf", tmp_path / "other") == expected
+        image(tmp_path / "m.gguf", tmp_path / "i")
+        with np.load(ck.GOLDEN / "gpt_oss_mxfp4" / "reference.npz") as r:
+            for ids, expected in zip(r["input_ids"], r["logits"], strict=True):
+                assert distance(run(tmp_path / "i", ids)[0], expected) < FAR
         assert "decoded: 6 of MXFP4" in open_source(tmp_path / "m.gguf").notes[1]
 
     def test_q8_0_and_q4_0_by_their_definition(self, tmp_path: Path) -> None:
@@ -197,7 +199,9 @@ class TestQuantised:
             (rows,) = read_gguf(path).tensors["t"].rows(1 << 10)
             assert np.array_equal(rows, expected[kind])
 
-    @pytest.mark.parametrize("kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "TQ2_0"])  # fmt: skip
+    @pytest.mark.parametrize(
+        "kind", ["Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "IQ2_XXS", "TQ2_0"]
+    )
     def test_blocks_of_256_in_parts(self, tmp_path: Path, kind: str) -> None:
         """Rows of a part, a few at a time, are those of the whole decoded at once."""
         number = gf.GGMLQuantizationType[kind]
@@ -234,7 +238,9 @@ class TestQuantised:
         path.write_bytes(header(tensors=[("t", shape, 8, 0)], data=data))
         tensor = read_gguf(path).tensors["t"]
         tracemalloc.start()
-        count = sum(p.size for e in range(64) for p in tensor.part(lambda x, e=e: x[e]).rows(1 << 16))
+        count = sum(
+            p.size for e in range(64) for p in tensor.part(lambda x, e=e: x[e]).rows(1 << 16)
+        )
         peak = tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
         assert count == 64 * 1024 * 256
@@ -294,6 +300,7 @@ class TestMapping:
 
     def test_positions_that_are_not_rotated_are_refused(self, tmp_path: Path) -> None:
         """Granite: finetuned says whether there is rotation at all."""
+
         def change(writer: Any, _: Any) -> None:
             writer.add_bool("granitemoe.rope.scaling.finetuned", False)
 
@@ -352,7 +359,7 @@ class TestMapping:
                 "llama.feed_forward_length": 32, "llama.attention.head_count": value,
                 "llama.attention.layer_norm_rms_epsilon": 1e-5}  # fmt: skip
         path.write_bytes(header(keys))
-        with refused(r"m\.gguf: .*(block_count|head_count|num_hidden_layers|layers): is"):
+        with refused(r"m\.gguf: .*(block_count|head_count|num_hidden_layers): .*is "):
             pack(path, tmp_path / "i")
 
     def test_an_unknown_architecture(self, tmp_path: Path) -> None:
@@ -363,14 +370,18 @@ class TestMapping:
 
 
 def text(value: str) -> bytes:
-    return struct.pack("<Q", len(value.encode())) + value.encode()
+    raw = value.encode(errors="surrogateescape")
+    return struct.pack("<Q", len(raw)) + raw
+
+
+Entry = tuple[str, tuple[int, ...], int, int]  # name, sizes as in the file, type, offset
 
 
 def header(
-    metadata: dict[str, Any] | None = None, tensors: list[tuple[str, tuple[int, ...], int, int]] = [],  # noqa: B006
-    data: bytes = b"", *, version: int = 3, counts: tuple[int, int] | None = None,
+    metadata: dict[str, Any] | None = None, tensors: Sequence[Entry] = (), data: bytes = b"",
+    *, version: int = 3, counts: tuple[int, int] | None = None,
 ) -> bytes:  # fmt: skip
-    """A file, byte by byte: sizes of tensors are in the file's order, bytes are values as they are."""
+    """A file, byte by byte; a metadata value that is bytes stands there as it is."""
     out = b"GGUF" + struct.pack("<I", version)
     keys = metadata or {}
     out += struct.pack("<QQ", *(counts or (len(tensors), len(keys))))
@@ -407,7 +418,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "tensor count": (header(counts=(1 << 60, 0)), "count of tensors: is cut short"),
     "metadata count": (header(counts=(0, 1 << 63)), "count of metadata: is cut short"),
     "key length": (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 1 << 62) + bytes(32), "key 0: is cut"),
-    "key bytes": (b"GGUF" + struct.pack("<IQQQ", 3, 0, 1, 2) + b"\xff\xfe" + bytes(32), "not UTF-8"),
+    "key bytes": (header({"\udcff": 1}), "key 0: is not UTF-8"),
     "string length": (header({"k": struct.pack("<IQ", 8, 1 << 50)}), "k: is cut short"),
     "array length": (header({"k": array(4, 1 << 61)}), "k: is cut short"),
     "bytes in an array": (header({"k": array(0, 1 << 40)}), "k: is cut short"),
@@ -415,7 +426,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "string in an array": (header({"k": array(8, 1) + struct.pack("<Q", 1 << 40)}), "k: is cut"),
     "array of arrays": (header({"k": array(9, 1)}), "k: is an array of the unknown type 9"),
     "type of value": (header({"k": struct.pack("<I", 13)}), "k: has values of the unknown type 13"),
-    "key twice": (header({"k": 1}, counts=(0, 2))[:-32] + text("k") + _value(1) + bytes(64), "k: is"),
+    "key twice": (header({"k": _value(1) + text("k") + _value(1)}, counts=(0, 2)),
+                  "k: is there twice"),
     "alignment 0": (header({"general.alignment": 0}), "general.alignment: is 0; valid is a power"),
     "alignment 3": (header({"general.alignment": 3}), "general.alignment: is 3"),
     "alignment huge": (header({"general.alignment": 1 << 62}), "general.alignment: is"),
@@ -426,10 +438,12 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "product": (header(tensors=[("t", (1 << 62, 1 << 62), 0, 0)]), "t: shape is"),
     "size": (header(tensors=[("t", (1 << 60,), 0, 0)]), "t: is cut short: ends at byte"),
     "tensor type": (header(tensors=[("t", (4,), 99, 0)]), "t: has the unknown type 99"),
-    "blocks": (header(tensors=[("t", (33,), 8, 0)]), "t: rows of 33 values are no whole blocks of Q8_0"),
+    "blocks": (header(tensors=[("t", (33,), 8, 0)]),
+               "t: rows of 33 values are no whole blocks of Q8_0"),
     "offset": (header(tensors=[("t", (4,), 0, 1 << 63)]), "t: is cut short"),
     "odd offset": (header(tensors=[("t", (4,), 0, 4)], data=bytes(64)), "t: begins at 4; valid"),
-    "data": (header(tensors=[("t", (4,), 0, 0)], data=bytes(15)), "t: is cut short: ends at byte 16"),
+    "data": (header(tensors=[("t", (4,), 0, 0)], data=bytes(15)),
+             "t: is cut short: ends at byte 16"),
     "tensor twice": (header(tensors=[("t", (4,), 0, 0)] * 2, data=bytes(64)), "t: is there twice"),
     "overlap": (header(tensors=[("t", (16,), 0, 0), ("u", (4,), 0, 32)], data=bytes(64)),
                 "u: overlaps t"),
@@ -470,8 +484,9 @@ class TestHostile:
         data = path.read_bytes()
         end = data.index(b"blk.1.ffn_norm.weight") + 64
         rng = np.random.default_rng(5)
-        outcomes = {True: 0, False: 0}
-        for _ in range(400):
+        refusals: list[str | None] = []
+        count = 400
+        for _ in range(count):
             changed = bytearray(data)
             for at in rng.integers(4, end, rng.integers(1, 4)):
                 changed[at] = rng.choice([0, 1, 0x7F, 0x80, 0xFF, changed[at] ^ 1])
@@ -479,11 +494,9 @@ class TestHostile:
             try:
                 pack(path, tmp_path / "i", selftest=ck.no_selftest)
             except CheckpointError as error:
-                assert error.file
-                outcomes[False] += 1
-            else:
-                outcomes[True] += 1
-        assert all(outcomes.values())
+                refusals.append(error.file)
+        assert 0 < len(refusals) < count
+        assert None not in refusals
 
     def test_without_the_package(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         gf.write(tmp_path / "m.gguf", "mixtral")

@@ -18,13 +18,16 @@ from needs import need
 from runtime_sizes import (
     BOARD,
     PAGE,
+    ROOT,
     Json,
     build,
     code_bytes,
     compiler,
+    goldens,
     load,
     measure_arena,
     measure_code,
+    measure_family,
     measure_stack,
     moved,
     page,
@@ -32,7 +35,9 @@ from runtime_sizes import (
 
 Packed = Callable[[str], Path]
 LIMITS = load()
-CODE, STACK = LIMITS["code"], LIMITS["stack"]
+CODE, STACK, FAMILIES = LIMITS["code"], LIMITS["stack"], LIMITS["families"]
+USUAL = ("qwen2_moe", "deepseek_v3", "granitemoehybrid", "gpt_oss")  # others take minutes
+LONG = pytest.mark.long
 OTHER_COMPILER_PERCENT = 15  # for a compiler that limits.json has no figures of
 
 
@@ -76,6 +81,27 @@ def test_code_is_counted_to_the_byte(toolchain: str, demo_image: Packed, tmp_pat
     assert "mem.c" not in small
 
 
+def test_every_source_file_is_in_one_group() -> None:
+    grouped = [file for files in CODE["groups"].values() for file in files.split()]
+    runtime = ROOT / "sdk" / "c"
+    sources = [path.stem for part in ("src", "kernels/ref") for path in (runtime / part).glob("*.c")]
+    assert sorted(grouped) == sorted(sources)
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in USUAL else pytest.param(name, marks=LONG) for name in goldens()]
+)
+def test_code_of_a_family(name: str) -> None:
+    """Firmware for a family carries its parts, and what they cost is recorded."""
+    need_compiler("gcc")
+    entry = FAMILIES["measured"][name]
+    found = measure_family(name, CODE["groups"])
+    same = compiler("gcc") == FAMILIES["compiler"]
+    percent = FAMILIES["tolerance_percent"] if same else OTHER_COMPILER_PERCENT
+    hold(name, {**FAMILIES, **entry}, found["bytes"], FAMILIES["limit"], percent)
+    assert found["parts"] == entry["parts"]
+
+
 def test_stack(demo_image: Packed) -> None:
     need("module:unicorn", "module:ziglang")
     found = measure_stack(demo_image("q4"))
@@ -93,7 +119,8 @@ def test_arena(row: dict[str, Any], demo_image: Packed) -> None:
 
 def test_page_shows_what_is_recorded() -> None:
     assert PAGE.read_text("utf-8") == page(LIMITS), "run: make sizes"
-    for entry in (*CODE["compilers"].values(), STACK, *LIMITS["arena"]):
+    assert sorted(FAMILIES["measured"]) == goldens()
+    for entry in (*CODE["compilers"].values(), FAMILIES, STACK, *LIMITS["arena"]):
         assert entry["reason"]
         assert entry["date"]
     for entry in CODE["compilers"].values():

@@ -108,10 +108,10 @@ def test_settings_and_notes_of_the_demo_model(tmp_path: Path) -> None:
     others = {word.name: float(word.name.endswith("_scale")) for word in WORDS[22:]}
     others |= {"temperature_scale": 0.0, "latent_epsilon": pytest.approx(1e-6)}
     assert w.config == {
-        **others, "vocabulary": 4096, "hidden": 128, "layers": 6, "context": 1024, "heads": 4, "kv_heads": 2,
-        "head_size": 32, "rope_size": 32, "rope_style": 0, "activation": 1, "router": 1,
-        "router_flags": 1, "experts": 16, "top_k": 2, "expert_size": 192, "shared_size": 192,
-        "shared_flags": 1, "dense_size": 0, "tied": 1, "rope_scale": 1.0,
+        **others, "vocabulary": 4096, "hidden": 128, "layers": 6, "context": 1024, "heads": 4,
+        "kv_heads": 2, "head_size": 32, "rope_size": 32, "rope_style": 0, "activation": 1,
+        "router": 1, "router_flags": 1, "experts": 16, "top_k": 2, "expert_size": 192,
+        "shared_size": 192, "shared_flags": 1, "dense_size": 0, "tied": 1, "rope_scale": 1.0,
         "norm_epsilon": pytest.approx(1e-6), "attention_scale": pytest.approx(32**-0.5),
     }  # fmt: skip
     assert w.stop == [0]

@@ -78,8 +78,9 @@ class Checkpoint:
             When eos_token_id is not an id or a list of ids below the vocabulary's size.
         """
         ids: set[int] = set()
-        for file, values in ((self.config_file, self.config),
-                             (self.folder / "generation_config.json", self.generation)):  # fmt: skip
+        generation_file = self.folder / "generation_config.json"
+        sources = ((self.config_file, self.config), (generation_file, self.generation))
+        for file, values in sources:
             given = values.get("eos_token_id")
             listed = given if isinstance(given, list) else [] if given is None else [given]
             for value in listed:

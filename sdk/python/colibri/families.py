@@ -385,7 +385,11 @@ def _architecture(config: dict[str, Any], file: Path) -> str:
     else:
         return str(named[0])
     raise CheckpointError(problem, file=file, field="architectures",
-                          hint=f"supported are {', '.join(sorted({**families(), **wrappers()}))}")  # fmt: skip
+                          hint=f"supported are {', '.join(_supported())}")  # fmt: skip
+
+
+def _supported() -> list[str]:
+    return sorted({**families(), **wrappers()})
 
 
 def _read_keys(family: Family, config: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Kind(NamedTuple):
-    """A type of tensors: values and bytes of a block, and how to decode blocks, if that is known."""
+    """A type of tensors: values and bytes of a block, and how to decode blocks, if known."""
 
     name: str
     values: int
@@ -202,7 +202,7 @@ class _Walker:
         self.check_room(count, size, key)
         raw = self.view[self.at : self.at + count * size]
         self.at += count * size
-        return np.frombuffer(raw, np.dtype(_SCALARS[kind]).newbyteorder("<")).tolist()
+        return list(np.frombuffer(raw, np.dtype(_SCALARS[kind]).newbyteorder("<")).tolist())
 
     def tensor(self, number: int, kinds: dict[int, _Kind], align: int) -> _Span:
         name = self.string(f"name of tensor {number}")

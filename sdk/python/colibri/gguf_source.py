@@ -246,8 +246,10 @@ def _value(rule: Rule, values: _Values, value: Any, path: Path, field: str) -> A
         whole = value if rule.array else _single(value)
         return evaluate(rule.value, values.with_x(whole))
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"is {_brief(value)}", file=path, field=field,
-                              hint="valid is a number, or an array of numbers") from error  # fmt: skip
+        raise CheckpointError(
+            f"is {_brief(value)}", file=path, field=field,
+            hint="valid is a number, or an array of numbers",
+        ) from error  # fmt: skip
 
 
 def _stretched(file: GgufFile, found: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -256,6 +258,6 @@ def _stretched(file: GgufFile, found: dict[str, Any], path: Path) -> dict[str, A
         raise CheckpointError("is there beside another scaling of positions", file=path,
                               field=_FREQUENCIES)  # fmt: skip
     factors = np.concatenate([part.ravel() for part in file.tensors[_FREQUENCIES].rows(1 << 16)])
-    return {"rope_scaling.rope_type": "longrope", "rope_scaling.short_factor": factors.tolist(),
-            "rope_scaling.attention_factor": 1.0,
-            "rope_scaling.original_max_position_embeddings": found["max_position_embeddings"]}  # fmt: skip
+    scaling = {"rope_type": "longrope", "short_factor": factors.tolist(), "attention_factor": 1.0,
+               "original_max_position_embeddings": found["max_position_embeddings"]}  # fmt: skip
+    return {f"rope_scaling.{key}": value for key, value in scaling.items()}

@@ -156,8 +156,9 @@ class Role:
     """What a tensor is for, where it belongs and which shape it has.
 
     scope: ``global``, ``layer`` (every layer), a mixer's (see SCOPES), ``dense`` or ``moe`` (layers
-    with that feed-forward), ``both`` (with both), ``expert`` (once per expert of a layer).  part: the name under which a recipe sets the types
-    of several roles at once; roles without one are always f32.
+    with that feed-forward), ``both`` (with both), ``expert`` (once per expert of a layer).  part:
+    the name under which a recipe sets the types of several roles at once; roles without one are
+    always f32.
     """
 
     number: int
@@ -235,8 +236,8 @@ _ROLES = (
     Role(17, "query", "attending", _queries, lambda c: c.query_latent or c.hidden, "attention"),
     Role(18, "key", "attention", _keys, _hidden, "attention"),
     Role(19, "value", "attention", _keys, _hidden, "attention"),
-    Role(20, "attention_out", "attending", _hidden, lambda c: c.heads * (c.value_size or c.head_size),
-         "attention"),
+    Role(20, "attention_out", "attending", _hidden,
+         lambda c: c.heads * (c.value_size or c.head_size), "attention"),
     _vector(21, "query_bias", "attention", _queries),
     _vector(22, "key_bias", "attention", _keys),
     _vector(23, "value_bias", "attention", _keys),

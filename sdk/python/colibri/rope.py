@@ -48,8 +48,10 @@ class _Table:
 
     def numbers(self, key: str, count: int) -> Floats:
         value = self.table.get(key)
-        if not isinstance(value, list) or len(value) != count or not all(
-            isinstance(v, int | float) and v > 0 for v in value
+        if (
+            not isinstance(value, list)
+            or len(value) != count
+            or not all(isinstance(v, int | float) and v > 0 for v in value)
         ):
             raise CheckpointError("is missing or has the wrong length", file=self.file,
                                   field=f"rope_scaling.{key}",

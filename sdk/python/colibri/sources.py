@@ -64,8 +64,9 @@ def _text_config(checkpoint: Checkpoint, wrapper: Wrapper) -> dict[str, Any]:
     outer, file = checkpoint.config, checkpoint.config_file
     inner = outer.get(wrapper.config)
     if not isinstance(inner, dict):
-        raise CheckpointError("is missing" if inner is None else "must be an object", file=file,
-                              field=wrapper.config, hint="it is the text model's config")  # fmt: skip
+        what = "is missing" if inner is None else "must be an object"
+        raise CheckpointError(what, file=file, field=wrapper.config,
+                              hint="it is the text model's config")  # fmt: skip
     config = dict(inner)
     for key in _EITHER:
         values = [v for v in (inner.get(key), outer.get(key)) if v is not None]
@@ -74,7 +75,9 @@ def _text_config(checkpoint: Checkpoint, wrapper: Wrapper) -> dict[str, Any]:
                 f"is {values[1]!r}, but {wrapper.config}.{key} is {values[0]!r}",
                 file=file, field=key, hint="give both the same value",
             )  # fmt: skip
-        config |= {key: value for value in values[:1]}
-    stops = [v for v in (inner.get("eos_token_id"), outer.get("eos_token_id")) if v is not None]
-    lists = [v if isinstance(v, list) else [v] for v in stops]
-    return config | {"eos_token_id": sum(lists, [])}
+        if values:
+            config[key] = values[0]
+    stops: list[Any] = []
+    for value in (inner.get("eos_token_id"), outer.get("eos_token_id")):
+        stops += value if isinstance(value, list) else [] if value is None else [value]
+    return config | {"eos_token_id": stops}
