@@ -217,8 +217,8 @@ static uint32_t attend_once(uint32_t crc, uint32_t kv, uint32_t head_size, uint3
     uint8_t *values = cache_rows(kv, head_size, positions, kind);
     float *query = numbers(head_size, PLAIN), *scores = numbers(positions, ZEROS);
     colibri_attend a = {.query = query, .keys = keys, .values = values, .stride = stride_of(kv, head_size),
-                        .kv = kv, .head_size = head_size, .positions = positions, .scale = 0.25f,
-                        .scores = scores, .out = query}; /* in place, as the engine calls it */
+                        .kv = kv, .head_size = head_size, .value_size = head_size, .positions = positions,
+                        .scale = 0.25f, .scores = scores, .out = query}; /* in place, as the engine calls it */
     table->attend(&a);
     crc = crc_floats(crc, query, head_size);
     free(keys), free(values), free(query), free(scores);

@@ -13,8 +13,9 @@ import pytest
 
 import checkpoints as ck
 from colibri.cli import main
+from colibri.descriptors import families
 from colibri.errors import CheckpointError
-from colibri.families import describe, families
+from colibri.families import describe
 from colibri.family_parts import parts_of
 from colibri.pack import pack
 from colibri.unsupported import unsupported

@@ -17,8 +17,8 @@ import pytest
 import checkpoints as ck
 import variants
 from colibri.cli import main
+from colibri.descriptors import families
 from colibri.errors import CheckpointError
-from colibri.families import families
 from colibri.gguf_file import read_gguf
 from colibri.gguf_source import dialects
 from colibri.pack import pack

@@ -160,10 +160,10 @@ HEADER = {  # offset: (form, values, status)
 SETTINGS: dict[int, tuple[str, list[Any]]] = {  # word: values out of range
     0: ("I", [0, 2**24 + 1]), 1: ("I", [0, 65537]), 3: ("I", [0, 131073]), 4: ("I", [0, 1025]),
     5: ("I", [0, 3, 2**31]), 6: ("I", [0, 1, 7, 1026]), 7: ("I", [3, 18, 2**32 - 2]),
-    8: ("I", [2]), 9: ("I", [0, 2]), 10: ("I", [0, 2]), 11: ("I", [2, 3]), 12: ("I", [0, 4097]),
+    8: ("I", [2]), 9: ("I", [0, 99]), 10: ("I", [0, 99]), 11: ("I", [2**31]), 12: ("I", [0, 4097]),
     13: ("I", [0, 3, 65]), 14: ("I", [0, 65537]), 15: ("I", [65537]), 16: ("I", [2, 3]),
     17: ("I", [1]), 18: ("I", [2]), 19: ("f", [0, -1, NAN, INF]), 20: ("f", [NAN, INF, -INF]),
-    21: ("f", [NAN, INF]), 22: ("I", [1]), 63: ("I", [1, 2**31]),
+    21: ("f", [NAN, INF]), 22: ("I", [2]), 63: ("I", [1, 2**31]),
 }  # fmt: skip
 SECTION = {0: ("I", [0, 9, 15, 19, 99]), 4: ("I", [1]), 8: ("Q", [0, 63, 2**64 - 64]),
            16: ("Q", [2**63, 2**64 - 1]), 24: ("I", [1])}  # fmt: skip
@@ -201,7 +201,7 @@ def wrong_fields(opened: Image) -> list[tuple[str, int, str, float, int]]:
         cases.append((name, at["tensors"] + 48 * names.index(name) + 4, "B", 2, TENSOR))
     cases.append(("crc", at["tensors"] + 48 * names.index("expert_up") + 32, "I", 1, TENSOR))
     cases += [("layer", at["layers"] + a, "B", v, STRUCTURE)
-              for a, v in ((0, 0), (0, 2), (1, 0), (1, 3), (2, 1), (15, 1))]  # fmt: skip
+              for a, v in ((0, 0), (0, 7), (1, 0), (1, 4), (2, 3), (15, 128))]  # fmt: skip
     cases.append(("layer", at["layers"] + 1, "B", 1, CONFIG))
     experts = at["experts"]
     cases += [("expert", experts + a, f, v, STRUCTURE) for a, f, v in (

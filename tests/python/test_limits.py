@@ -84,7 +84,9 @@ def test_code_is_counted_to_the_byte(toolchain: str, demo_image: Packed, tmp_pat
 def test_every_source_file_is_in_one_group() -> None:
     grouped = [file for files in CODE["groups"].values() for file in files.split()]
     runtime = ROOT / "sdk" / "c"
-    sources = [path.stem for part in ("src", "kernels/ref") for path in (runtime / part).glob("*.c")]
+    sources = [
+        path.stem for part in ("src", "kernels/ref") for path in (runtime / part).glob("*.c")
+    ]
     assert sorted(grouped) == sorted(sources)
 
 

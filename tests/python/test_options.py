@@ -53,7 +53,11 @@ def users(options: Iterable[str]) -> list[Path]:
     return SOURCES if any(map(asks, headers)) else [s for s in SOURCES if asks(s)]
 
 
-@pytest.mark.parametrize("left_out", [*([o] for o in OPTIONS), OPTIONS], ids=lambda o: o[0][13:] if len(o) == 1 else "ALL")
+@pytest.mark.parametrize(
+    "left_out",
+    [*([o] for o in OPTIONS), OPTIONS],
+    ids=lambda o: o[0][13:] if len(o) == 1 else "ALL",
+)
 def test_runtime_without_a_part(left_out: list[str], whole: Path, tmp_path: Path) -> None:
     changed = users(left_out)
     assert changed, "an option that nothing asks for"

@@ -18,8 +18,9 @@ import checkpoints as ck
 import colibri
 from colibri import cli
 from colibri.checkpoint import Checkpoint
+from colibri.descriptors import families
 from colibri.errors import CheckpointError, ColibriError, PackError
-from colibri.families import describe, families
+from colibri.families import describe
 from colibri.image_format import ROLES
 from colibri.pack import pack
 from image_reader import Walked, walk

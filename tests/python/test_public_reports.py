@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 import checkpoints as ck
 from colibri import Engine, Image, _core
+from colibri.descriptors import families
 from colibri.errors import CheckpointError
-from colibri.families import families
 from colibri.pack import pack
 from family_runs import Choices, distance, packed, run, tensors_of
 

@@ -13,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from colibri import cli
+from colibri.descriptors import families
 from runtime_sizes import load
 
 PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/*.md")
@@ -71,6 +72,14 @@ def test_sizes_are_the_recorded_ones(readme: str) -> None:
     figures = [limits["stack"], limits["arena"][0], *compilers]
     for figure in figures:
         assert f"{figure['bytes']:,} " in readme
+    sizes = [entry["bytes"] for entry in limits["families"]["measured"].values()]
+    assert f"of {len(sizes)} models | {min(sizes):,} to {max(sizes):,} bytes" in readme
+
+
+def test_families_are_counted(readme: str) -> None:
+    routed = {family.name: family.layer.experts != "False" for family in families().values()}
+    dense = list(routed.values()).count(False)
+    assert f"{len(routed) - dense} families with experts and {dense} dense ones" in readme
 
 
 def test_pictures_are_of_the_demo(root: Path, readme: str) -> None:

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 import colibri
 import variants
 from colibri._core import EVENTS
+from colibri.descriptors import families
 from colibri.errors import CheckpointError
-from colibri.families import describe, families
+from colibri.families import describe
 from colibri.pack import pack
 
 LIMIT = 1e-4  # of the largest logit

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import checkpoints as ck
+from colibri.descriptors import families, wrappers
 from colibri.errors import CheckpointError
-from colibri.families import families, wrappers
 from colibri.pack import pack
 from colibri.sources import open_source
 from colibri.unsupported import unsupported

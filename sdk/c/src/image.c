@@ -150,7 +150,7 @@ static bool layer_ok(const colibri_layer *l, bool held, const colibri_config *c)
            (l->ffn & COLIBRI_FFN_MOE || !(l->flags & COLIBRI_LAYER_EARLY_ROUTER)) &&
            (l->mixer != COLIBRI_MIXER_EXPERTS || !(l->flags & COLIBRI_LAYER_EARLY_ROUTER)) &&
            (l->ffn == COLIBRI_FFN_BOTH || !(l->flags & COLIBRI_LAYER_HOLD)) &&
-           (l->mixer != COLIBRI_MIXER_LATENT || l->rope == 1) &&
+           (l->mixer != COLIBRI_MIXER_LATENT || (l->rope == 1 && l->head_size > c->rope_size)) &&
            (l->mixer != COLIBRI_MIXER_EXPERTS || (l->ffn == COLIBRI_FFN_MOE && c->top_k <= 64 &&
                                                   c->heads == c->top_k * l->kv_heads));
 }
@@ -187,8 +187,9 @@ static colibri_status check_tables(colibri_image *image, colibri_error *error)
     for (uint32_t i = 0; i < sizeof words / 4; i++)
         words[i] = colibri_load_u32(image->meta + config + i * 4);
     memcpy(&image->config, words, sizeof words);
-    if (image->config.kv_heads == 0 || image->config.heads == 0)
-        return colibri_fail(error, COLIBRI_ERR_CONFIG, 4, 0, 1);
+    colibri_status status = colibri_check_sizes(&image->config, error);
+    if (status != COLIBRI_OK)
+        return status;
     image->layers = table(image, COLIBRI_SECTION_LAYERS, COLIBRI_LAYER_ENTRY, 0, &layers);
     if (image->layers == 0 || layers != image->config.layers)
         return broken(error, COLIBRI_SECTION_LAYERS);

@@ -171,11 +171,23 @@ static uint32_t bad_layer_sizes(const colibri_image *image)
     return UINT32_MAX;
 }
 
+static colibri_status bad_word(const colibri_config *c, uint32_t bad, colibri_error *error)
+{
+    if (bad == UINT32_MAX)
+        return COLIBRI_OK;
+    return colibri_fail(error, COLIBRI_ERR_CONFIG, bad, ((const uint32_t *)(const void *)c)[bad], 0);
+}
+
+colibri_status colibri_check_sizes(const colibri_config *c, colibri_error *error)
+{
+    return bad_word(c, bad_size_word(c), error);
+}
+
 colibri_status colibri_check_config(const colibri_image *image, colibri_error *error)
 {
     const colibri_config *c = &image->config;
-    uint32_t bad = bad_size_word(c);
-    if (bad == UINT32_MAX && (c->conv_size != 0) != (image->conv_layers + image->linear_layers != 0))
+    uint32_t bad = UINT32_MAX;
+    if ((c->conv_size != 0) != (image->conv_layers + image->linear_layers != 0))
         bad = WORD(conv_size);
     if (bad == UINT32_MAX)
         bad = bad_layer_sizes(image);
@@ -192,9 +204,7 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
     for (uint32_t i = 0; bad == UINT32_MAX && i < sizeof c->reserved / 4; i++)
         if (c->reserved[i] != 0)
             bad = WORD(reserved) + i;
-    if (bad == UINT32_MAX)
-        return COLIBRI_OK;
-    return colibri_fail(error, COLIBRI_ERR_CONFIG, bad, ((const uint32_t *)(const void *)c)[bad], 0);
+    return bad_word(c, bad, error);
 }
 
 /* A dimension is a code for a number of the config. */
@@ -206,8 +216,8 @@ enum dimension {
 enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16 };
 enum when {
     ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENDING, ATTENTION_LAYER, VALUE_LAYER,
-    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, LINEAR_LAYER, DELTA_LAYER, MAMBA_LAYER, OUT_LAYER, EXPERT_ATTENTION_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER,
-    SHARED_GATED
+    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, LINEAR_LAYER, DELTA_LAYER, MAMBA_LAYER, OUT_LAYER,
+    EXPERT_ATTENTION_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER, SHARED_GATED
 };
 enum { VECTOR = F32_ONLY | OPTIONAL };
 

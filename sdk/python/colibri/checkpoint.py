@@ -20,7 +20,7 @@ from colibri.errors import CheckpointError
 from colibri.tensor_file import Tensor, read_safetensors
 
 if TYPE_CHECKING:
-    from colibri.families import Family
+    from colibri.descriptors import Family
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from colibri.families import Family
+from colibri.descriptors import Family
 from colibri.image_format import Settings
 
 _ROUTERS = {1: "softmax", 2: "softmax of the chosen", 3: "sigmoid", 4: "sparsemixer",

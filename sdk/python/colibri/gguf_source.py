@@ -20,9 +20,9 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from colibri.checkpoint import Checkpoint
+from colibri.descriptors import Family, TensorName, several
 from colibri.errors import CheckpointError
 from colibri.expressions import evaluate
-from colibri.families import Family, TensorName, several
 from colibri.gguf_file import GgufFile, read_gguf
 
 _STOPS = tuple(f"tokenizer.ggml.{name}_token_id" for name in ("eos", "eot", "eom"))

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from colibri.checkpoint import Checkpoint
+from colibri.descriptors import Wrapper, wrappers
 from colibri.errors import CheckpointError
-from colibri.families import Wrapper, wrappers
 from colibri.matching import strip
 
 # Keys that publishers put beside the language model's config or into it.

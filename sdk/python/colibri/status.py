@@ -7,8 +7,9 @@ The extension calls `error_from` whenever a C call fails; status.h says what the
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from colibri import _core
 from colibri.errors import (
@@ -19,15 +20,11 @@ from colibri.errors import (
     PlanError,
     RuntimeStatus,
 )
+from colibri.image_format import Settings
 
 #: Members of colibri_limits, as status LIMIT numbers them.
 _LIMITS = ("size", "sequences", "context", "batch", "workers", "kv", "profile", "weights")
-_CONFIG = (
-    "vocabulary", "hidden", "layers", "context", "heads", "kv_heads", "head_size", "rope_size",
-    "rope_style", "activation", "router", "router_flags", "experts", "top_k", "expert_size",
-    "shared_size", "shared_flags", "dense_size", "tied", "norm_epsilon", "attention_scale",
-    "rope_scale",
-)  # fmt: skip
+_CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
 CHECKSUM = 44
@@ -61,8 +58,11 @@ def _argument(s: RuntimeStatus) -> str:
 
 
 def _config(s: RuntimeStatus) -> str:
-    name = _CONFIG[s.where] if s.where < len(_CONFIG) else f"word {s.where}"
-    return f"model setting '{name}' is out of range ({s.have})"
+    if s.where >= len(_CONFIG):
+        return f"model setting {s.where}, which no version uses, is {s.have} instead of 0"
+    field = _CONFIG[s.where]
+    value = s.have if field.type == "int" else struct.unpack("<f", struct.pack("<I", s.have))[0]
+    return f"model setting '{field.name}' is out of range ({value})"
 
 
 def _unsupported(s: RuntimeStatus) -> str:
@@ -105,6 +105,8 @@ _RULES: dict[int, _Rule] = {
     4: _Rule(EngineError, lambda s: f"the sequence would pass its context of {s.have} tokens",
              _need("make the engine with context", " or more, or reset the sequence")),
     5: _Rule(EngineError, _text("the logits buffer is too small"), _need("it takes", " floats")),
+    6: _Rule(EngineError, lambda s: f"sequence {s.where} lost its state in a call that failed",
+             lambda s: f"reset({s.where}), then give it its tokens again"),
     20: _Rule(DoesNotFitError, lambda s: f"memory region {s.where} has {s.have:,} bytes",
               _need("give it", " bytes")),
     21: _Rule(PlanError, lambda s: f"memory region {s.where} is not aligned",

@@ -104,6 +104,7 @@ struct Kernels {
         a.stride = static_cast<uint32_t>(keys.shape(1));
         a.kv = kv;
         a.head_size = static_cast<uint32_t>(query.size());
+        a.value_size = a.head_size;
         a.positions = static_cast<uint32_t>(keys.shape(0));
         a.scale = scale;
         a.scores = scores.data();

@@ -82,7 +82,7 @@ def _fields(run: Demo) -> dict[str, Any]:
 
 def _show(run: Demo) -> None:
     out = console()
-    text = Text(run.prompt, style="bold") + Text(run.text)
+    text = Text.assemble((run.prompt, "bold"), run.text)
     out.print(Panel(text, title="what it says", title_align="left", border_style="dim"), "")
     out.print(_table(run), "")
     crc = run.reference.logits_crc32
@@ -91,7 +91,7 @@ def _show(run: Demo) -> None:
         if run.ok
         else Text("Not everything is well: see the rows with ✗", style="bold red")
     )
-    out.print(verdict + Text(f" (logits {crc}).", style="dim"))
+    out.print(Text.assemble(verdict, (f" (logits {crc}).", "dim")))
     out.print(Text(f"Images and firmware are in {run.folder}.", style="dim"))
 
 

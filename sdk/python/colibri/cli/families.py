@@ -8,8 +8,8 @@ from typing import Any
 from rich.text import Text
 
 from colibri.cli.common import JsonOption, command, console, emit_json, table
-from colibri.families import Family
-from colibri.families import families as known
+from colibri.descriptors import Family
+from colibri.descriptors import families as known
 from colibri.family_parts import parts_of
 from colibri.unsupported import unsupported
 
