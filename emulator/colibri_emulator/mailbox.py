@@ -39,7 +39,7 @@ class Mailbox(ctypes.LittleEndianStructure):
         ("magic", _u32), ("version", _u32), ("command", _u32),
         ("context", _u32), ("batch", _u32), ("workers", _u32), ("kv", _u32),
         ("prompt_count", _u32), ("max_new", _u32), ("ignore_eos", _u32),
-        ("temperature", _f32), ("top_k", _u32), ("top_p", _f32), ("reserved0", _u32),
+        ("temperature", _f32), ("top_k", _u32), ("top_p", _f32), ("bytes", _u32),
         ("seed", _u64),
         ("state", _u32), ("stage", _u32), ("status", _u32), ("error_where", _u32),
         ("error_have", _u64), ("error_need", _u64),
@@ -100,7 +100,7 @@ class Request:
             context=self.context, batch=self.batch, workers=self.workers, kv=KV_TYPES[self.kv],
             prompt_count=len(self.prompt), max_new=self.max_new_tokens,
             ignore_eos=int(self.ignore_eos), temperature=self.temperature, top_k=self.top_k,
-            top_p=self.top_p, seed=self.seed,
+            top_p=self.top_p, bytes=ctypes.sizeof(Mailbox), seed=self.seed,
         )  # fmt: skip
         box.tokens[: len(self.prompt)] = list(self.prompt)
         return bytes(box)

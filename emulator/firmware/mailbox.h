@@ -44,7 +44,7 @@ typedef struct colibri_mailbox_layout {
     float temperature;     /* colibri_sampling */
     uint32_t top_k;
     float top_p;
-    uint32_t reserved0;
+    uint32_t bytes; /* of this struct, as the host knows it */
     uint64_t seed;
 
     /* written by the firmware */

@@ -41,7 +41,8 @@ static colibri_status take_request(void)
                             COLIBRI_MAILBOX_TOKENS };
     uint32_t prompt = colibri_mailbox.prompt_count;
     if (colibri_mailbox.magic != COLIBRI_MAILBOX_MAGIC ||
-        colibri_mailbox.version != COLIBRI_MAILBOX_VERSION || prompt > COLIBRI_MAILBOX_TOKENS ||
+        colibri_mailbox.version != COLIBRI_MAILBOX_VERSION ||
+        colibri_mailbox.bytes != sizeof colibri_mailbox || prompt > COLIBRI_MAILBOX_TOKENS ||
         colibri_mailbox.max_new > COLIBRI_MAILBOX_TOKENS - prompt ||
         (colibri_mailbox.command == COLIBRI_COMMAND_GENERATE && prompt == 0)) {
         return stage(COLIBRI_STAGE_REQUEST, COLIBRI_ERR_ARGUMENT, &error);
