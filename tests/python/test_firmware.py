@@ -156,19 +156,20 @@ def test_elf_agrees_with_the_layout(
 
 @pytest.mark.parametrize("toolchain", ["zig", "gcc"])
 def test_runtime_is_small_on_cortex_m33(toolchain: str, demo_image: Packed, tmp_path: Path) -> None:
-    """Everything in flash, the runner included, at -Os: at most 24 KiB."""
+    """Everything in flash, the runner included, at -Os: at most 26 KiB."""
     board = load_board("pimoroni-pico-plus-2")
     made = build(
         board, demo_image("q4"), tmp_path / "b", toolchain_of(toolchain, board), optimise="-Os"
     )
-    assert 8 << 10 < made.bytes["code"] <= 24 << 10
+    assert 8 << 10 < made.bytes["code"] <= 26 << 10
 
 
 def test_only_what_the_image_needs_is_compiled_in(demo_image: Packed, tmp_path: Path) -> None:
     need("module:ziglang")
     board = load_board("pimoroni-pico-plus-2")
     q4 = image_needs(demo_image("q4"), ("f16",))
-    assert sorted(q4.types) == ["q4", "q8"]  # the embedding is q8
+    types = ("f32", "f16", "bf16", "q8", "q4")
+    assert [name for name in types if q4.parts[name]] == ["q8", "q4"]  # the embedding is q8
     assert "-DCOLIBRI_WITH_BF16=0" in q4.defines()
     assert "-DCOLIBRI_WITH_KV_Q8=0" in q4.defines()
     assert "-DCOLIBRI_WITH_KV_F16=0" not in q4.defines()
@@ -277,7 +278,8 @@ def test_needs_are_read_from_the_tables(demo_image: Packed) -> None:
     image = Image(demo_image("f32"))
     needs = image_needs(image, ("f32",))
     assert (needs.bytes, needs.vocabulary) == (image.bytes, image.vocabulary)
-    assert needs.types == {"f32"}
+    types = ("f32", "f16", "bf16", "q8", "q4")
+    assert [name for name in types if needs.parts[name]] == ["f32"]
 
 
 # mem.c
