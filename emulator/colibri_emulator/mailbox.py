@@ -89,7 +89,8 @@ class Request:
                 f"{len(self.prompt)} prompt tokens and {self.max_new_tokens} new ones exceed the "
                 f"firmware's mailbox of {TOKENS}",
                 field="max_new_tokens" if room > 0 else "prompt",
-                hint=f"at most {room} new tokens for this prompt" if room > 0
+                hint=f"at most {room} new tokens for this prompt"
+                if room > 0
                 else f"at most {TOKENS} together; --machine native has no such limit",
             )
         bad = [token for token in self.prompt if not 0 <= token < 2**32]

@@ -68,7 +68,8 @@ def make_limits(
     sizes = {"context": context, "batch": batch, "workers": workers, "sequences": sequences}
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
-            raise PlanError(f"limit '{name}' is {value}", hint="use 1 to 2^32 - 1")
+            hint = "use 1 or more" if value < 1 else "at most 2^32 - 1"
+            raise PlanError(f"limit '{name}' is {value}", hint=hint)
     return _core.Limits(
         sequences=sequences,
         context=context or 0,

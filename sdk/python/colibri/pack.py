@@ -263,9 +263,7 @@ def _write(plan: _Plan, target: Path, jobs: int, advance: Progress, selftest: Se
             temporary.unlink()
 
 
-def _golden(
-    plan: _Plan, temporary: Path, target: Path, selftest: Selftest
-) -> tuple[int, int, int]:
+def _golden(plan: _Plan, temporary: Path, target: Path, selftest: Selftest) -> tuple[int, int, int]:
     try:
         return selftest(temporary, plan.layout.tokens)
     except EngineError as error:
