@@ -246,6 +246,10 @@ def _count(folder: Path, needs: ImageNeeds) -> dict[str, int]:
 @contextmanager
 def _new_folder(output: Path) -> Iterator[Path]:
     """A folder that appears under its name when everything in it is written."""
+    if output == Path.cwd():
+        raise BuildError(
+            "is the current folder, which cannot be renewed", file=output, hint="give another"
+        )
     if output.exists() and not (output / _RECORD).exists() and not _is_empty_folder(output):
         raise BuildError(
             "exists and is not a build folder", file=output, hint="give a new folder with -o"

@@ -12,6 +12,7 @@
 
 #include "colibri/colibri.h"
 #include "colibri_posix.h"
+#include "stops.h"
 
 enum { MAX_NEW, IGNORE_EOS, CONTEXT, BATCH, WORKERS, KV, TEMPERATURE, TOP_K, TOP_P, SEED, SELFTEST,
        SETTINGS };
@@ -147,18 +148,6 @@ static int prepare(run *r, const request *q)
                                           &r->error));
 }
 
-static int stops(const run *r, uint32_t token)
-{
-    uint32_t ids[64];
-    uint32_t count = colibri_image_stop_ids(&r->image, ids, 64);
-    for (uint32_t i = 0; i < count && i < 64; i++) {
-        if (ids[i] == token) {
-            return 1;
-        }
-    }
-    return 0;
-}
-
 static int generate(run *r, const request *q)
 {
     colibri_sampling sampling = { float_of(q->value[TEMPERATURE]), (uint32_t)q->value[TOP_K],
@@ -177,7 +166,7 @@ static int generate(run *r, const request *q)
             return 1;
         }
         r->generated++;
-        if (!q->value[IGNORE_EOS] && stops(r, *token)) {
+        if (!q->value[IGNORE_EOS] && stops(&r->image, *token)) {
             break;
         }
         batch.tokens = token;

@@ -4,6 +4,7 @@
 #include "board.h"
 #include "colibri/colibri.h"
 #include "mailbox.h"
+#include "stops.h"
 
 /* The image lies in memory-mapped flash or RAM; its weights are used in place. */
 static const void *map_model(void *context, uint32_t file, uint64_t offset, uint64_t bytes)
@@ -21,7 +22,6 @@ static colibri_storage storage;
 static colibri_image image;
 static colibri_engine engine;
 static colibri_plan_result plan;
-static uint32_t stop_ids[16];
 
 static colibri_status stage(uint32_t number, colibri_status status, const colibri_error *error)
 {
@@ -108,21 +108,8 @@ static colibri_status infer(const uint32_t *ids, uint32_t count)
     return stage(COLIBRI_STAGE_INFER, colibri_infer(&engine, &batch, &error), &error);
 }
 
-static int stops(uint32_t token, uint32_t stop_count)
-{
-    for (uint32_t i = 0; i < stop_count; i++) {
-        if (stop_ids[i] == token) {
-            return !colibri_mailbox.ignore_eos;
-        }
-    }
-    return 0;
-}
-
 static void generate(void)
 {
-    const uint32_t capacity = sizeof stop_ids / sizeof stop_ids[0];
-    uint32_t stop_count = colibri_image_stop_ids(&image, stop_ids, capacity);
-    stop_count = stop_count < capacity ? stop_count : capacity;
     colibri_sampling sampling = { colibri_mailbox.temperature, colibri_mailbox.top_k,
                                   colibri_mailbox.top_p };
     uint64_t rng = colibri_mailbox.seed;
@@ -148,7 +135,7 @@ static void generate(void)
         tokens[prompt + n] = token;
         colibri_mailbox.generated = n + 1u;
         colibri_mailbox.logits_crc32 = crc;
-        if (stops(token, stop_count)) {
+        if (!colibri_mailbox.ignore_eos && stops(&image, token)) {
             break;
         }
     }

@@ -198,11 +198,19 @@ def test_64_bit_bases_are_accepted(tmp_path: Path) -> None:
     assert load_board(write(tmp_path, text)).warnings == ()
 
 
-def test_unlikely_sizes_and_addresses_are_warned_about(tmp_path: Path) -> None:
+def test_unlikely_sizes_are_warned_about(tmp_path: Path) -> None:
     board = load_board(write(tmp_path, changed('size = "64 KiB"', 'size = "512 MiB"')))
     assert "512 MiB of sram" in board.warnings[0]
-    board = load_board(write(tmp_path, changed("base = 0x20000000", "base = 0x1_0000_0000")))
-    assert "all are 32-bit" in board.warnings[0]
+
+
+def test_memory_that_no_core_can_address_is_refused(tmp_path: Path) -> None:
+    for text in (
+        changed("base = 0x20000000", "base = 0x1_0000_0000"),
+        changed("base = 0x20000000", "base = 0x20000000\naliases = [0xFFFF_8000]"),
+    ):
+        with pytest.raises(BoardError, match="no core of this board can address"):
+            load_board(write(tmp_path, text))
+    load_board(write(tmp_path, changed("base = 0x20000000", "base = 0xFFFF_0000")))  # to the end
 
 
 def test_budgets_are_sizes_or_percentages(tmp_path: Path) -> None:
