@@ -12,7 +12,6 @@
 
 #include "colibri/colibri.h"
 #include "colibri_posix.h"
-#include "stops.h"
 
 enum { MAX_NEW, IGNORE_EOS, CONTEXT, BATCH, WORKERS, KV, TEMPERATURE, TOP_K, TOP_P, SEED, SELFTEST,
        SETTINGS };
@@ -166,7 +165,7 @@ static int generate(run *r, const request *q)
             return 1;
         }
         r->generated++;
-        if (!q->value[IGNORE_EOS] && stops(&r->image, *token)) {
+        if (!q->value[IGNORE_EOS] && colibri_image_is_stop(&r->image, *token)) {
             break;
         }
         batch.tokens = token;

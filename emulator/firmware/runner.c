@@ -4,7 +4,6 @@
 #include "board.h"
 #include "colibri/colibri.h"
 #include "mailbox.h"
-#include "stops.h"
 
 /* The image lies in memory-mapped flash or RAM; its weights are used in place. */
 static const void *map_model(void *context, uint32_t file, uint64_t offset, uint64_t bytes)
@@ -135,7 +134,7 @@ static void generate(void)
         tokens[prompt + n] = token;
         colibri_mailbox.generated = n + 1u;
         colibri_mailbox.logits_crc32 = crc;
-        if (!colibri_mailbox.ignore_eos && stops(&image, token)) {
+        if (!colibri_mailbox.ignore_eos && colibri_image_is_stop(&image, token)) {
             break;
         }
     }

@@ -48,6 +48,7 @@ static void look_around(const colibri_image *image)
     for (uint32_t i = 0; i <= image->expert_count; i++)
         (void)colibri_image_expert(image, i, &expert);
     (void)colibri_image_stop_ids(image, ids, 4);
+    (void)colibri_image_is_stop(image, 1);
 }
 
 static colibri_status infer(colibri_engine *engine, const colibri_image *image, uint32_t *crc)

@@ -98,3 +98,13 @@ uint32_t colibri_image_stop_ids(const colibri_image *image, uint32_t *ids, uint3
         ids[i] = colibri_load_u32(image->meta + s.offset + i * 4u);
     return s.count;
 }
+
+bool colibri_image_is_stop(const colibri_image *image, uint32_t token)
+{
+    colibri_section s;
+    bool found = false;
+    if (colibri_find_section(image, COLIBRI_SECTION_STOP, &s))
+        for (uint32_t i = 0; i < s.count && !found; i++)
+            found = colibri_load_u32(image->meta + s.offset + i * 4u) == token;
+    return found;
+}

@@ -115,7 +115,8 @@ def describe(
     )
     notes = (*notes, *(note for rope in ropes.values() for note in rope.notes))
     wanted = tuple(_wanted(family, values, settings, kinds))
-    beyond = range(settings.layers, settings.layers + evaluate(family.extra_layers, values))
+    extra = min(evaluate(family.extra_layers, values), RANGES["layers"][1])
+    beyond = range(settings.layers, settings.layers + extra)
     ignore = (*family.ignore, *(f"layers.{layer}.*" for layer in beyond))
     frequencies = {name: rope.frequencies for name, rope in ropes.items()}
     return Model(family, architecture, settings, kinds, frequencies, wanted, ignore, notes)
@@ -128,15 +129,13 @@ def _ropes(
     """The sets of frequencies that some layer rotates with."""
     used = {kind.rope for kind in kinds if kind.attends} if settings.rope_size else set()
     made = {}
-    for number, (name, rope) in enumerate(
-        {"rope": family.rope, "rope_2": family.rope_2}.items(), 1
-    ):
+    sets = {"rope": family.rope, "rope_2": family.rope_2}
+    for number, (name, rope) in enumerate(sets.items(), 1):
         if number not in used or rope is None:
             continue
         names = {**asdict(settings), **values}
-        context = evaluate(
-            family.settings["context"], values
-        )  # before it is cut: scalings go by it
+        # before it is cut: scalings go by it
+        context = evaluate(family.settings["context"], values)
         scaling = next((t for at in rope.at if (t := _look_up(config, at))), rope.absent)
         made[name] = make_rope(evaluate(rope.kind, names), evaluate(rope.theta, names),
                                evaluate(rope.size, names), context, scaling, file)  # fmt: skip

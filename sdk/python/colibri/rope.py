@@ -11,11 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.descriptors import in_range
 from colibri.errors import CheckpointError
 
 Floats = NDArray[np.float32]
@@ -30,6 +31,11 @@ class Rope(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+def _is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value of a JSON file is a number that float32 holds."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and in_range(value)
+
+
 class _Table:
     """The scaling's own keys, read with checks."""
 
@@ -40,7 +46,7 @@ class _Table:
         value = self.table.get(key)
         if value is None and default is not None:
             return default
-        if isinstance(value, bool) or not isinstance(value, int | float) or not value > above:
+        if not _is_number(value) or not value > above:
             raise CheckpointError("is missing" if value is None else f"is {value!r}",
                                   file=self.file, field=f"rope_scaling.{key}",
                                   hint=f"valid is a number above {above:g}")  # fmt: skip
@@ -51,7 +57,7 @@ class _Table:
         if (
             not isinstance(value, list)
             or len(value) != count
-            or not all(isinstance(v, int | float) and v > 0 for v in value)
+            or not all(_is_number(v) and v > 0 for v in value)
         ):
             raise CheckpointError("is missing or has the wrong length", file=self.file,
                                   field=f"rope_scaling.{key}",
@@ -73,8 +79,16 @@ def make_rope(
         raise CheckpointError(f'is "{kind}"', file=file, field="rope_type",
                               hint=f"valid is {', '.join(sorted(_KINDS))}")  # fmt: skip
     table = _Table(scaling if isinstance(scaling, dict) else {}, file)
-    with np.errstate(divide="ignore", over="ignore"):  # what comes of it is refused below
-        rope = _KINDS[kind](float(theta), size, context, table)
+    try:
+        with np.errstate(all="ignore"):  # what comes of it is refused below
+            rope = _KINDS[kind](float(theta), size, context, table)
+    except (ArithmeticError, ValueError) as error:
+        raise CheckpointError(f"cannot be computed with rope_theta {theta:g} ({error})", file=file,
+                              field=f"rope_scaling of type {kind}") from error  # fmt: skip
+    if not (in_range(rope.scale) and rope.scale > 0 and rope.context > 0):
+        raise CheckpointError(f"gives scale {rope.scale:g} and context {rope.context}", file=file,
+                              field=f"rope_scaling of type {kind}",
+                              hint="valid is what makes both positive")  # fmt: skip
     frequencies = np.asarray(rope.frequencies, np.float32)
     if not (np.isfinite(frequencies).all() and frequencies.max(initial=0) <= 1):
         raise CheckpointError(f"is {theta:g}", file=file, field="rope_theta",

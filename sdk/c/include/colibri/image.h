@@ -3,6 +3,8 @@
 #ifndef COLIBRI_IMAGE_H
 #define COLIBRI_IMAGE_H
 
+#include <stdbool.h>
+
 #include "colibri/platform.h"
 #include "colibri/status.h"
 
@@ -292,6 +294,9 @@ void colibri_image_layer(const colibri_image *image, uint32_t layer, colibri_lay
 
 /* Stop token ids: writes at most capacity of them, returns how many there are. */
 uint32_t colibri_image_stop_ids(const colibri_image *image, uint32_t *ids, uint32_t capacity);
+
+/* Whether a token ends a text: it is one of the image's stop ids, however many there are. */
+bool colibri_image_is_stop(const colibri_image *image, uint32_t token);
 
 /* zlib's CRC-32; start with 0, feed the result back in. */
 uint32_t colibri_crc32(uint32_t crc, const void *data, uint64_t bytes);
