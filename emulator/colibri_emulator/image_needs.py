@@ -12,7 +12,8 @@ from colibri.image_format import ROLES
 
 _TYPES = ("f32", "f16", "bf16", "q8", "q4")
 _EXTRAS = ("query_norm", "key_norm", "sinks", "output_gate")
-_LATENT, _CONV, _EXPERT_ATTENTION, _DELTA, _MAMBA2 = 2, 3, 4, 5, 6  # mixers
+_RESIDUALS = ("attention_residual", "ffn_residual")
+_LATENT, _CONV, _EXPERT_ATTENTION, _DELTA, _MAMBA = 2, 3, 4, 5, 8  # mixers
 _DENSE, _BOTH = 1, 3  # feed-forwards
 _SIGMOID, _SPARSEMIXER, _TOPK = 3, 4, (2, 5)  # routers
 
@@ -59,7 +60,9 @@ def _blocks(image: Image) -> dict[str, bool]:
         "latent": _LATENT in mixers,
         "conv": _CONV in mixers,
         "expert_attention": _EXPERT_ATTENTION in mixers,
-        "linear": bool(mixers & {_DELTA, _MAMBA2}),
+        "linear": not mixers.isdisjoint(range(_DELTA, _MAMBA)),
+        "mamba": _MAMBA in mixers,
+        "normed_residual": not names.isdisjoint(_RESIDUALS),
         "attention_extras": any(flags) or config["clip"] > 0 or not names.isdisjoint(_EXTRAS),
         "layer_norm": config["norm"] == 1,
         "activations": config["activation"] != 1,

@@ -47,6 +47,8 @@ ROUTER = re.compile(
     r"|router\.(weight|proj\.weight|gate\.weight|layer\.weight|classifier\.weight)$"
 )
 Routes = dict[str, tuple[torch.Tensor, torch.Tensor]]
+# Buffers that a class computes from its config and saves all the same: a loader may ignore them.
+DERIVED = re.compile(r"\.(slope_rate|(query|key|diagonal)_decay)$")
 Run = Callable[[torch.Tensor], tuple[torch.Tensor, Routes]]
 
 
@@ -203,7 +205,8 @@ def describe(family: str, options: dict[str, Any]) -> dict[str, Any]:
         written = legacy(written)
     written = {k: v for k, v in {**written, **own.get("_set", {})}.items() if v is not ...}
     tied = bool(getattr(config, "tie_word_embeddings", False))
-    entries = {n: entry(n, t, tied, own.get("_embedding")) for n, t in sorted(state.items())}
+    kept = {n: t for n, t in sorted(state.items()) if not DERIVED.search(n)}
+    entries = {n: entry(n, t, tied, own.get("_embedding")) for n, t in kept.items()}
     more = {key: own[f"_{key}"] for key in ("more", "wrap") if f"_{key}" in own}
     return {"dtype": own.get("_dtype", "float32"), "length": own.get("_length", 24),
             "config": written, "tensors": variants.fold(entries), **more}  # fmt: skip
@@ -215,6 +218,7 @@ def run_transformers(folder: Path) -> tuple[Run, list[torch.Tensor]]:
     model, info = AutoModelForCausalLM.from_pretrained(
         folder, dtype=torch.float32, attn_implementation="eager", output_loading_info=True
     )
+    info["missing_keys"] = [k for k in info["missing_keys"] if not DERIVED.search(k)]
     problems = {k: v for k, v in info.items() if v}
     assert not problems, f"the checkpoint does not load: {problems}"
     model.eval()

@@ -169,6 +169,7 @@ def _config_and_layers(raw: bytes, layers: bytes) -> tuple[dict[str, Any], list[
 def _check_config(c: dict[str, Any], *, latent: bool, experts: bool) -> None:
     assert c["heads"] % c["kv_heads"] == 0
     assert not c["linear_keys"] or c["linear_values"] % c["linear_keys"] == 0
+    assert not c["linear_rank"] or (c["linear_keys"], c["linear_value_size"]) == (1, 1)
     assert not any(c[name] % 2 for name in ("head_size", "rope_size", "rope_size_2"))
     assert c["rope_size"] <= c["head_size"]
     assert not latent or 0 < c["rope_size"] < c["head_size"]
@@ -194,7 +195,7 @@ def _check_config(c: dict[str, Any], *, latent: bool, experts: bool) -> None:
 def _check_layers(c: dict[str, Any], layers: list[Layer]) -> None:
     held = False
     for layer in layers:
-        assert 1 <= layer.mixer <= 6
+        assert 1 <= layer.mixer <= 8
         assert 1 <= layer.ffn <= 3
         assert layer.rope <= 2
         assert not (layer.window and layer.chunk)

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "spec.md"
-ONLY_WITH = {"": (1, 2, 3, 4, 5, 6), "latent": (2,), "linear": (5, 6), "filter": (3, 5, 6)}
+ONLY_WITH = {"": tuple(range(1, 9)), "latent": (2,), "linear": (5, 6, 7, 8),
+             "filter": (3, 5, 6, 8), "mamba": (8,)}  # fmt: skip
 Shape = tuple[int, int]
 
 

@@ -20,6 +20,7 @@ from colibri.family_parts import parts_of
 from colibri.pack import pack
 from colibri.unsupported import unsupported
 from family_runs import Choices, distance, greedy, packed, run, tensors_of
+from image_reader import walk
 
 FAR = 1e-5  # of the largest logit; the promise is 1e-4
 # The gated delta rule feeds float32 rounding back into its state, token by token.
@@ -111,6 +112,31 @@ def test_hunyuan_alpha_stretches_the_base(tmp_path: Path) -> None:
     rope = describe(config, tmp_path).ropes["rope"]
     base = 10000.0 * 1000.0 ** (32 / 30)
     assert rope == pytest.approx(base ** -(np.arange(0, 32, 2) / 32), rel=1e-6)
+
+
+def test_slopes_of_lightning_attention(tmp_path: Path) -> None:
+    """The packer computes what the class does, and takes no notice of what a checkpoint has."""
+    source = ck.copy_golden("minimax", tmp_path)
+    tensors = tensors_of(source)
+    image = packed(source).read_bytes()
+    found = walk(image).tensors
+    for layer in (0, 2):
+        theirs = tensors[f"model.layers.{layer}.self_attn.slope_rate"].ravel()
+        assert found[layer, "linear_decay"].ravel() == pytest.approx(theirs, rel=2e-7)
+        assert found[layer, "attention_residual"].ravel() == pytest.approx([1.2, 0.9])
+    assert found[1, "attention_residual"].ravel() == pytest.approx([1.5, 0.8])
+    assert found[1, "ffn_residual"].ravel() == pytest.approx([1.3, 0.7])
+    kept = {n: t for n, t in tensors.items() if not n.endswith(("_decay", "slope_rate"))}
+    ck.write(source, json.loads((source / "config.json").read_text()), kept)
+    assert walk(packed(source)).tensors.keys() == found.keys()
+
+
+def test_settings_of_layers_that_a_model_has_not(tmp_path: Path) -> None:
+    """Sizes of linear attention and filters are 0 where no layer has them."""
+    config = {**config_of("jamba"), "attn_layer_period": 1, "attn_layer_offset": 0}
+    settings = describe(config, tmp_path).settings
+    words = ("conv_size", "linear_keys", "linear_values", "linear_key_size", "linear_rank")
+    assert not any(getattr(settings, word) for word in words)
 
 
 # The command and the list of what is refused

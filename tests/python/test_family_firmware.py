@@ -25,7 +25,7 @@ PICO, A53, RV64 = "pimoroni-pico-plus-2", "qemu-virt-aarch64-2gb", "qemu-virt-ri
 PROGRAM = {A53: "qemu-system-aarch64", RV64: "qemu-system-riscv64"}
 # One of each kind of layer and router; all of them take minutes.
 USUAL = ("deepseek_v3", "lfm2_moe", "qwen3_next", "granitemoehybrid", "gemma4_text", "gpt_oss",
-         "phimoe")  # fmt: skip
+         "phimoe", "jamba", "minimax")  # fmt: skip
 CONTEXT, PROMPT, NEW = 32, 20, 4  # more than one token a step, and more than one step
 
 

@@ -163,7 +163,7 @@ SETTINGS: dict[int, tuple[str, list[Any]]] = {  # word: values out of range
     8: ("I", [2]), 9: ("I", [0, 99]), 10: ("I", [0, 99]), 11: ("I", [2**31]), 12: ("I", [0, 4097]),
     13: ("I", [0, 3, 65]), 14: ("I", [0, 65537]), 15: ("I", [65537]), 16: ("I", [2, 3]),
     17: ("I", [1]), 18: ("I", [2]), 19: ("f", [0, -1, NAN, INF]), 20: ("f", [NAN, INF, -INF]),
-    21: ("f", [NAN, INF]), 22: ("I", [2]), 63: ("I", [1, 2**31]),
+    21: ("f", [NAN, INF]), 22: ("I", [2]), 44: ("I", [1]), 48: ("I", [1]), 63: ("I", [1, 2**31]),
 }  # fmt: skip
 SECTION = {0: ("I", [0, 9, 15, 19, 99]), 4: ("I", [1]), 8: ("Q", [0, 63, 2**64 - 64]),
            16: ("Q", [2**63, 2**64 - 1]), 24: ("I", [1])}  # fmt: skip
@@ -201,7 +201,7 @@ def wrong_fields(opened: Image) -> list[tuple[str, int, str, float, int]]:
         cases.append((name, at["tensors"] + 48 * names.index(name) + 4, "B", 2, TENSOR))
     cases.append(("crc", at["tensors"] + 48 * names.index("expert_up") + 32, "I", 1, TENSOR))
     cases += [("layer", at["layers"] + a, "B", v, STRUCTURE)
-              for a, v in ((0, 0), (0, 7), (1, 0), (1, 4), (2, 3), (15, 128))]  # fmt: skip
+              for a, v in ((0, 0), (0, 9), (1, 0), (1, 4), (2, 3), (15, 128))]  # fmt: skip
     cases.append(("layer", at["layers"] + 1, "B", 1, CONFIG))
     experts = at["experts"]
     cases += [("expert", experts + a, f, v, STRUCTURE) for a, f, v in (
@@ -222,6 +222,26 @@ def test_every_rule_is_checked_at_open(image: Path) -> None:
             Image(mended(data, at, form, value))  # raises: "DID NOT RAISE" means it was taken
         assert caught.value.status is not None
         assert caught.value.status.code == expected, (what, at, value)
+
+
+LINEAR = {  # golden: word: values out of range
+    "minimax": {41: [2, 64], 44: [0, 1025], 45: [0, 3, 131073], 46: [0, 1025], 47: [0, 1025],
+                48: [1]},
+    "jamba": {41: [0, 1, 65], 44: [0, 2], 45: [0, 131073], 46: [0, 1025], 47: [0, 2],
+              48: [0, 65537, 2**31]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LINEAR)
+def test_sizes_of_linear_attention(tmp_path: Path, name: str) -> None:
+    data = pack(ck.GOLDEN / name, tmp_path / "image", selftest=ck.no_selftest).image.read_bytes()
+    config = next(s.offset for s in Image(data).sections if s.name == "config")
+    for word, values in LINEAR[name].items():
+        for value in values:
+            with pytest.raises(ImageError) as caught:
+                Image(mended(data, config + 4 * word, "I", value))
+            assert caught.value.status is not None
+            assert (caught.value.status.code, caught.value.status.where) == (CONFIG, word)
 
 
 def test_heads_are_a_multiple_of_kv_heads(image: Path) -> None:

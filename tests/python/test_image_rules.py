@@ -27,7 +27,8 @@ from spec_page import ROWS, WORDS, Row
 HEADER = (ck.ROOT / "sdk" / "c" / "include" / "colibri" / "image.h").read_text(encoding="utf-8")
 RULES = (ck.ROOT / "sdk" / "c" / "src" / "image_rules.c").read_text(encoding="utf-8")
 GOLDENS = sorted(path.parent.name for path in ck.GOLDEN.glob("*/config.json"))
-MIXERS = {"attention": 1, "latent": 2, "conv": 3, "experts": 4, "delta": 5, "mamba2": 6}
+MIXERS = {"attention": 1, "latent": 2, "conv": 3, "experts": 4, "delta": 5, "mamba2": 6,
+          "lightning": 7, "mamba": 8}  # fmt: skip
 
 
 # Roles
@@ -83,6 +84,7 @@ SIZES = {
     "linear_keys": 2, "linear_values": 6, "linear_key_size": 13, "linear_value_size": 17,
 }  # fmt: skip
 LATENT = {"value_size": 23, "latent_size": 29, "query_latent": 31}
+MAMBA = {"linear_keys": 1, "linear_value_size": 1, "linear_rank": 37}
 
 
 @pytest.mark.parametrize("name", ROLES)
@@ -90,9 +92,10 @@ LATENT = {"value_size": 23, "latent_size": 29, "query_latent": 31}
 def test_shapes_of_roles(name: str, more: dict[str, int]) -> None:
     role = ROLES[name]
     for row in of_role(role):
-        latent = LATENT if row.where == "mixer" and 2 in row.numbers else {}
+        numbers = row.numbers if row.where == "mixer" else frozenset()
+        own = LATENT if 2 in numbers else MAMBA if numbers == {8} else {}
         zeros = {field.name: 0 for field in fields(Settings)}
-        settings = Settings(**{**zeros, **SIZES, **more, **latent})
+        settings = Settings(**{**zeros, **SIZES, **more, **own})
         shapes = [(role.rows(settings), role.columns(settings))]
         if name in WHOLE_NORMS:
             shapes.append((1, WHOLE_NORMS[name](settings)))
@@ -211,7 +214,16 @@ VALUES = (*range(9), 16, 24, 25, 31, 32, 33, 63, 64, 65, 128, 255, 1024, 1025, 6
 @pytest.mark.parametrize("rounds", [40, pytest.param(1000, marks=pytest.mark.long)])
 @pytest.mark.parametrize(
     "name",
-    ["deepseek_v2", "gemma4_text", "granitemoehybrid", "jetmoe", "lfm2_moe", "longcat_flash"],
+    [
+        "deepseek_v2",
+        "gemma4_text",
+        "granitemoehybrid",
+        "jamba",
+        "jetmoe",
+        "lfm2_moe",
+        "longcat_flash",
+        "minimax",
+    ],
 )
 def test_both_readers_refuse_the_same(tmp_path: Path, name: str, rounds: int) -> None:
     """One field changed, the checksum right: config and layers half of the time, any table else."""

@@ -122,17 +122,41 @@ static void embed_token(void *arg, uint32_t token, uint32_t worker)
         row[i] = row[i] * s->engine->image->config.embedding_scale;
 }
 
+/* What the block's output is added to is the stream, or with a tensor of that role the block's input (MiniMax:
+ * transformers modeling_minimax.py, MiniMaxDecoderLayer). Returns what multiplies the output. */
+static float keep(const struct engine *e, uint32_t l, uint32_t role, const struct activations *normed)
+{
+#if COLIBRI_WITH_NORMED_RESIDUAL
+    const float *factors = colibri_vector_of(e, l, role);
+    if (factors != NULL) {
+        float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
+        for (size_t i = 0; i < (size_t)e->tokens * e->image->config.hidden; i++)
+            hidden[i] = normed->values[i] * factors[0];
+        return factors[1];
+    }
+#endif
+    (void)l;
+    (void)role;
+    (void)normed;
+    return e->image->config.residual_scale;
+}
+
 static colibri_status mix(const struct engine *e, uint32_t l, const colibri_layer *kind, struct activations *normed)
 {
     colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_ATTENTION_NORM,
                  COLIBRI_ROLE_ATTENTION_NORM_BIAS, normed);
+    float scale = keep(e, l, COLIBRI_ROLE_ATTENTION_RESIDUAL, normed);
 #if COLIBRI_WITH_LATENT
     if (kind->mixer == COLIBRI_MIXER_LATENT)
         colibri_latent_attention(e, l, normed);
 #endif
 #if COLIBRI_WITH_LINEAR
-    if (kind->mixer >= COLIBRI_MIXER_DELTA)
+    if (kind->mixer >= COLIBRI_MIXER_DELTA && kind->mixer != COLIBRI_MIXER_MAMBA)
         colibri_linear_attention(e, l, normed);
+#endif
+#if COLIBRI_WITH_MAMBA
+    if (kind->mixer == COLIBRI_MIXER_MAMBA)
+        colibri_mamba(e, l, normed);
 #endif
 #if COLIBRI_WITH_CONV
     if (kind->mixer == COLIBRI_MIXER_CONV)
@@ -141,7 +165,7 @@ static colibri_status mix(const struct engine *e, uint32_t l, const colibri_laye
     colibri_status status = COLIBRI_OK;
     if (kind->mixer == COLIBRI_MIXER_ATTENTION || kind->mixer == COLIBRI_MIXER_EXPERTS)
         status = colibri_attention(e, l, normed);
-    colibri_add_block(e, l, COLIBRI_ROLE_ATTENTION_POST_NORM, normed);
+    colibri_add_block(e, l, COLIBRI_ROLE_ATTENTION_POST_NORM, scale, normed);
     return status;
 }
 
@@ -176,6 +200,7 @@ static colibri_status feed(const struct engine *e, uint32_t l, const colibri_lay
     colibri_status status = COLIBRI_OK;
     colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_FFN_NORM,
                  COLIBRI_ROLE_FFN_NORM_BIAS, normed);
+    float scale = keep(e, l, COLIBRI_ROLE_FFN_RESIDUAL, normed);
     if (kind->ffn == COLIBRI_FFN_MOE)
         status = colibri_experts(e, l, normed);
 #if COLIBRI_WITH_BESIDE
@@ -193,7 +218,7 @@ static colibri_status feed(const struct engine *e, uint32_t l, const colibri_lay
     if (kind->ffn == COLIBRI_FFN_BOTH && !(kind->flags & COLIBRI_LAYER_HOLD))
         add_beside(e, normed->values);
 #endif
-    colibri_add_block(e, l, COLIBRI_ROLE_FFN_POST_NORM, normed);
+    colibri_add_block(e, l, COLIBRI_ROLE_FFN_POST_NORM, scale, normed);
     return status;
 }
 

@@ -71,14 +71,15 @@ void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint3
 uint32_t colibri_chunk(const struct engine *e, uint32_t rows);
 void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const struct activations *in);
 
-/* hidden += residual_scale * norm(y); the norm only when the layer has one with that role. */
-void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, struct activations *y);
+/* hidden += scale * norm(y); the norm only when the layer has one with that role. */
+void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, float scale, struct activations *y);
 
-/* attention.c, latent.c, conv.c: normed.values become the block's output. */
+/* attention.c, latent.c, linear_attention.c, mamba.c, conv.c: normed.values become the block's output. */
 /* NONFINITE when a router of attention's experts says so. */
 colibri_status colibri_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_latent_attention(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_linear_attention(const struct engine *e, uint32_t layer, struct activations *normed);
+void colibri_mamba(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_conv(const struct engine *e, uint32_t layer, struct activations *normed);
 void colibri_trace_attention(const struct engine *e, uint32_t layer, uint32_t planes, uint32_t elements);
 

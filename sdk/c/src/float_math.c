@@ -93,3 +93,9 @@ void colibri_sincos(float x, float *sine, float *cosine)
     *sine = quadrant & 2u ? -s : s;
     *cosine = (quadrant + 1u) & 2u ? -swap : swap;
 }
+
+void colibri_silu(float *x, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = x[i] / (1.0f + colibri_exp(-x[i]));
+}

@@ -24,6 +24,7 @@
 
 float colibri_exp(float x);            /* within 2 ulp on [-87, 88] */
 float colibri_sigmoid(float x);        /* 1 / (1 + exp(-x)) */
+void colibri_silu(float *x, uint32_t n); /* x / (1 + exp(-x)), in place */
 float colibri_log(float x);            /* within 2 ulp for normal positive x */
 float colibri_softplus(float x);       /* log(1 + exp(x)) */
 float colibri_tanh(float x);           /* 1 - 2 / (1 + exp(2x)): absolute error below 2e-7 */

@@ -131,7 +131,9 @@ static bool layer_built(const colibri_layer *l)
         return false;
     if (!COLIBRI_WITH_ATTENTION_EXTRAS && l->flags != 0)
         return false;
-    if (!COLIBRI_WITH_LINEAR && l->mixer >= COLIBRI_MIXER_DELTA)
+    if (!COLIBRI_WITH_LINEAR && l->mixer >= COLIBRI_MIXER_DELTA && l->mixer != COLIBRI_MIXER_MAMBA)
+        return false;
+    if (!COLIBRI_WITH_MAMBA && l->mixer == COLIBRI_MIXER_MAMBA)
         return false;
     if (!COLIBRI_WITH_CONV && l->mixer == COLIBRI_MIXER_CONV)
         return false;
@@ -143,7 +145,7 @@ static bool layer_built(const colibri_layer *l)
 /* Sizes of the layer's own, and a hold that the next layer releases. */
 static bool layer_ok(const colibri_layer *l, bool held, const colibri_config *c)
 {
-    return l->mixer - 1u < COLIBRI_MIXER_MAMBA2 && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
+    return l->mixer - 1u < COLIBRI_MIXER_MAMBA && l->ffn - 1u < COLIBRI_FFN_BOTH && l->rope <= 2 &&
            (l->window == 0 || l->chunk == 0) && l->kv_heads <= c->heads &&
            c->heads % l->kv_heads == 0 && l->head_size >= 2 && l->head_size <= 1024 &&
            l->head_size % 2 == 0 && held == ((l->flags & COLIBRI_LAYER_RELEASE) != 0) &&
@@ -172,6 +174,8 @@ static colibri_status check_layers(colibri_image *image, colibri_error *error)
         image->latent_layers += l.mixer == COLIBRI_MIXER_LATENT;
         image->conv_layers += l.mixer == COLIBRI_MIXER_CONV;
         image->linear_layers += l.mixer >= COLIBRI_MIXER_DELTA;
+        image->mamba_layers += l.mixer == COLIBRI_MIXER_MAMBA;
+        image->filter_layers += colibri_layer_filters(&l);
         image->rope_sets |= colibri_layer_attends(&l) ? l.rope : 0u;
     }
     return held ? broken(error, image->layers) : COLIBRI_OK;

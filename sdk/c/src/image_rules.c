@@ -56,19 +56,21 @@ static uint32_t bad_latent_word(const colibri_config *c, bool latent)
     return UINT32_MAX;
 }
 
-static uint32_t bad_linear_word(const colibri_config *c, bool linear)
+static uint32_t bad_linear_word(const colibri_config *c, bool linear, bool mamba)
 {
-    if (!(linear ? within(c->linear_keys, 1, 1024) : c->linear_keys == 0))
+    if (!(linear ? within(c->linear_keys, 1, mamba ? 1 : 1024) : c->linear_keys == 0))
         return WORD(linear_keys);
-    if (!(linear ? within(c->linear_values, 1, 1024) && c->linear_values % c->linear_keys == 0
+    if (!(linear ? within(c->linear_values, 1, 131072) && c->linear_values % c->linear_keys == 0
                  : c->linear_values == 0))
         return WORD(linear_values);
     if (!(linear ? within(c->linear_key_size, 1, 1024) : c->linear_key_size == 0) ||
         c->linear_keys * c->linear_key_size > 131072)
         return WORD(linear_key_size);
-    if (!(linear ? within(c->linear_value_size, 1, 1024) : c->linear_value_size == 0) ||
+    if (!(linear ? within(c->linear_value_size, 1, mamba ? 1 : 1024) : c->linear_value_size == 0) ||
         c->linear_values * c->linear_value_size > 131072)
         return WORD(linear_value_size);
+    if (!(mamba ? within(c->linear_rank, 1, 65536) : c->linear_rank == 0))
+        return WORD(linear_rank);
     return UINT32_MAX;
 }
 
@@ -187,14 +189,14 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 {
     const colibri_config *c = &image->config;
     uint32_t bad = UINT32_MAX;
-    if ((c->conv_size != 0) != (image->conv_layers + image->linear_layers != 0))
+    if ((c->conv_size != 0) != (image->filter_layers != 0))
         bad = WORD(conv_size);
     if (bad == UINT32_MAX)
         bad = bad_layer_sizes(image);
     if (bad == UINT32_MAX)
         bad = bad_latent_word(c, image->latent_layers != 0);
     if (bad == UINT32_MAX)
-        bad = bad_linear_word(c, image->linear_layers != 0);
+        bad = bad_linear_word(c, image->linear_layers != 0, image->mamba_layers != 0);
     if (bad == UINT32_MAX)
         bad = bad_kind_word(c);
     if (bad == UINT32_MAX)
@@ -211,13 +213,16 @@ colibri_status colibri_check_config(const colibri_image *image, colibri_error *e
 enum dimension {
     ONE, HIDDEN, VOCABULARY, QUERIES, KEYS, ROTATIONS, EXPERTS, EXPERT, SHARED, DENSE, HEADS, ATTENDED,
     QUERY_INPUT, QUERY_LATENT, LATENT, LATENT_ROPE, HEAD_LATENTS, HEAD_REST, HEAD_VALUES, HIDDEN_3,
-    TAPS, ROTATIONS_2, EXPERT_KEYS, EXPERT_HIDDEN, CHANNELS, LINEAR_VALUES, LINEAR_HEADS, LINEAR_NORM
+    TAPS, ROTATIONS_2, EXPERT_KEYS, EXPERT_HIDDEN, CHANNELS, LINEAR_VALUES, LINEAR_HEADS, LINEAR_NORM,
+    TWO, LINEAR_KEYS, RANK, SELECTED
 };
-enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16 };
+enum flag { F32_ONLY = 1, OPTIONAL = 2, IN_RECORD = 4, OR_HEAD = 8, EXTRA = 16, NORMED_RESIDUAL = 32 };
 enum when {
-    ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, ATTENDING, ATTENTION_LAYER, VALUE_LAYER,
-    LATENT_LAYER, QUERY_LATENT_LAYER, CONV_LAYER, LINEAR_LAYER, DELTA_LAYER, MAMBA_LAYER, OUT_LAYER,
-    EXPERT_ATTENTION_LAYER, DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER, SHARED_GATED
+    /* by mixer alone, see mixers_of */
+    ATTENDING, ATTENTION_LAYER, OUT_LAYER, EXPERT_ATTENTION_LAYER, LATENT_LAYER, CONV_LAYER, LINEAR_LAYER,
+    HEADED_LAYER, STEP_LAYER, DELTA_LAYER, FILTER_LAYER, SKIP_LAYER, MAMBA_LAYER,
+    ALWAYS, UNTIED, ROTATED, ROTATED_2, LAYER_NORMED, VALUE_LAYER, QUERY_LATENT_LAYER,
+    DENSE_LAYER, MOE_LAYER, BOTH_LAYER, SHARED_LAYER, SHARED_GATED
 };
 enum { VECTOR = F32_ONLY | OPTIONAL };
 
@@ -280,15 +285,23 @@ static const struct rule {
     {COLIBRI_ROLE_EXPERT_DOWN_BIAS, ONE, HIDDEN, VECTOR | IN_RECORD, MOE_LAYER},
     {COLIBRI_ROLE_LINEAR_IN, CHANNELS, HIDDEN, 0, LINEAR_LAYER},
     {COLIBRI_ROLE_LINEAR_GATE, LINEAR_VALUES, HIDDEN, 0, LINEAR_LAYER},
-    {COLIBRI_ROLE_LINEAR_STEP, LINEAR_HEADS, HIDDEN, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_STEP, LINEAR_HEADS, HIDDEN, F32_ONLY, STEP_LAYER},
     {COLIBRI_ROLE_LINEAR_BETA, LINEAR_HEADS, HIDDEN, F32_ONLY, DELTA_LAYER},
-    {COLIBRI_ROLE_LINEAR_CONV, CHANNELS, TAPS, F32_ONLY, LINEAR_LAYER},
-    {COLIBRI_ROLE_LINEAR_CONV_BIAS, ONE, CHANNELS, VECTOR, LINEAR_LAYER},
-    {COLIBRI_ROLE_LINEAR_STEP_BIAS, ONE, LINEAR_HEADS, F32_ONLY, LINEAR_LAYER},
-    {COLIBRI_ROLE_LINEAR_DECAY, ONE, LINEAR_HEADS, F32_ONLY, LINEAR_LAYER},
-    {COLIBRI_ROLE_LINEAR_SKIP, ONE, LINEAR_HEADS, F32_ONLY, MAMBA_LAYER},
-    {COLIBRI_ROLE_LINEAR_NORM, ONE, LINEAR_NORM, F32_ONLY, LINEAR_LAYER},
+    {COLIBRI_ROLE_LINEAR_CONV, CHANNELS, TAPS, F32_ONLY, FILTER_LAYER},
+    {COLIBRI_ROLE_LINEAR_CONV_BIAS, ONE, CHANNELS, VECTOR, FILTER_LAYER},
+    {COLIBRI_ROLE_LINEAR_STEP_BIAS, ONE, LINEAR_HEADS, F32_ONLY, FILTER_LAYER},
+    {COLIBRI_ROLE_LINEAR_DECAY, ONE, LINEAR_HEADS, F32_ONLY, HEADED_LAYER},
+    {COLIBRI_ROLE_LINEAR_SKIP, ONE, LINEAR_HEADS, F32_ONLY, SKIP_LAYER},
+    {COLIBRI_ROLE_LINEAR_NORM, ONE, LINEAR_NORM, F32_ONLY, HEADED_LAYER},
     {COLIBRI_ROLE_LINEAR_OUT, HIDDEN, LINEAR_VALUES, 0, LINEAR_LAYER},
+    {COLIBRI_ROLE_ATTENTION_RESIDUAL, ONE, TWO, VECTOR | NORMED_RESIDUAL, ALWAYS},
+    {COLIBRI_ROLE_FFN_RESIDUAL, ONE, TWO, VECTOR | NORMED_RESIDUAL, ALWAYS},
+    {COLIBRI_ROLE_LINEAR_SELECT, SELECTED, LINEAR_VALUES, 0, MAMBA_LAYER},
+    {COLIBRI_ROLE_LINEAR_STEP_NORM, ONE, RANK, VECTOR, MAMBA_LAYER},
+    {COLIBRI_ROLE_LINEAR_KEY_NORM, ONE, LINEAR_KEYS, VECTOR, MAMBA_LAYER},
+    {COLIBRI_ROLE_LINEAR_QUERY_NORM, ONE, LINEAR_KEYS, VECTOR, MAMBA_LAYER},
+    {COLIBRI_ROLE_LINEAR_STEP_UP, LINEAR_VALUES, RANK, 0, MAMBA_LAYER},
+    {COLIBRI_ROLE_LINEAR_STATE_DECAY, LINEAR_VALUES, LINEAR_KEYS, F32_ONLY, MAMBA_LAYER},
 }, global_rules[] = {
     {COLIBRI_ROLE_EMBEDDING, VOCABULARY, HIDDEN, 0, ALWAYS},
     {COLIBRI_ROLE_OUTPUT, VOCABULARY, HIDDEN, 0, UNTIED},
@@ -325,33 +338,54 @@ static uint32_t dimension(const colibri_config *c, const colibri_layer *l, uint3
     case HEAD_VALUES: return c->heads * c->value_size;
     case HIDDEN_3: return c->hidden * 3;
     case TAPS: return c->conv_size;
-    case CHANNELS: return 2 * c->linear_keys * c->linear_key_size + c->linear_values * c->linear_value_size;
+    case CHANNELS:
+        return (l->mixer == COLIBRI_MIXER_MAMBA ? 0u : 2 * c->linear_keys * c->linear_key_size) +
+               c->linear_values * c->linear_value_size;
+    case LINEAR_KEYS: return c->linear_keys * c->linear_key_size;
+    case RANK: return c->linear_rank;
+    case SELECTED: return c->linear_rank + 2 * c->linear_keys * c->linear_key_size;
     case LINEAR_VALUES: return c->linear_values * c->linear_value_size;
     case LINEAR_HEADS: return c->linear_values;
     case LINEAR_NORM:
         return (l->mixer == COLIBRI_MIXER_DELTA ? 1u : c->linear_values) * c->linear_value_size;
     case EXPERT_KEYS: return c->experts * l->kv_heads * l->head_size; /* 4096 * 131072 at most */
+    case TWO: return 2;
     case EXPERT_HIDDEN: return c->experts * c->hidden;
     default: return 1;
     }
 }
 
+#define MIXER(name) (1u << COLIBRI_MIXER_##name)
+static const uint16_t mixers_of[] = {
+    [ATTENDING] = MIXER(ATTENTION) | MIXER(LATENT) | MIXER(EXPERTS),
+    [ATTENTION_LAYER] = MIXER(ATTENTION) | MIXER(EXPERTS),
+    [OUT_LAYER] = MIXER(ATTENTION) | MIXER(LATENT),
+    [EXPERT_ATTENTION_LAYER] = MIXER(EXPERTS),
+    [LATENT_LAYER] = MIXER(LATENT),
+    [CONV_LAYER] = MIXER(CONV),
+    [LINEAR_LAYER] = MIXER(DELTA) | MIXER(MAMBA2) | MIXER(LIGHTNING) | MIXER(MAMBA),
+    [HEADED_LAYER] = MIXER(DELTA) | MIXER(MAMBA2) | MIXER(LIGHTNING),
+    [STEP_LAYER] = MIXER(DELTA) | MIXER(MAMBA2),
+    [DELTA_LAYER] = MIXER(DELTA),
+    [FILTER_LAYER] = MIXER(DELTA) | MIXER(MAMBA2) | MIXER(MAMBA),
+    [SKIP_LAYER] = MIXER(MAMBA2) | MIXER(MAMBA),
+    [MAMBA_LAYER] = MIXER(MAMBA),
+};
+
+static bool mixer_applies(const colibri_layer *l, uint32_t when)
+{
+    return (mixers_of[when] >> l->mixer & 1u) != 0;
+}
+
 static bool layer_applies(const colibri_config *c, const colibri_layer *l, uint32_t when)
 {
-    bool moe = (l->ffn & COLIBRI_FFN_MOE) != 0, latent = l->mixer == COLIBRI_MIXER_LATENT;
-    bool heads = l->mixer == COLIBRI_MIXER_ATTENTION || l->mixer == COLIBRI_MIXER_EXPERTS;
+    bool moe = (l->ffn & COLIBRI_FFN_MOE) != 0;
+    if (when <= MAMBA_LAYER)
+        return mixer_applies(l, when);
     switch (when) {
-    case ATTENDING: return colibri_layer_attends(l);
-    case LINEAR_LAYER: return l->mixer >= COLIBRI_MIXER_DELTA;
-    case DELTA_LAYER: return l->mixer == COLIBRI_MIXER_DELTA;
-    case MAMBA_LAYER: return l->mixer == COLIBRI_MIXER_MAMBA2;
-    case OUT_LAYER: return l->mixer == COLIBRI_MIXER_ATTENTION || latent;
-    case ATTENTION_LAYER: return heads;
-    case VALUE_LAYER: return heads && !(l->flags & COLIBRI_LAYER_KEY_IS_VALUE);
-    case EXPERT_ATTENTION_LAYER: return l->mixer == COLIBRI_MIXER_EXPERTS;
-    case LATENT_LAYER: return latent;
-    case QUERY_LATENT_LAYER: return latent && c->query_latent != 0;
-    case CONV_LAYER: return l->mixer == COLIBRI_MIXER_CONV;
+    case VALUE_LAYER:
+        return mixer_applies(l, ATTENTION_LAYER) && !(l->flags & COLIBRI_LAYER_KEY_IS_VALUE);
+    case QUERY_LATENT_LAYER: return l->mixer == COLIBRI_MIXER_LATENT && c->query_latent != 0;
     case DENSE_LAYER: return (l->ffn & COLIBRI_FFN_DENSE) != 0;
     case MOE_LAYER: return moe;
     case BOTH_LAYER: return l->ffn == COLIBRI_FFN_BOTH;
@@ -417,7 +451,8 @@ static colibri_status check_tensor(struct walk *w, uint32_t layer, const colibri
     if (!colibri_type_valid(t.type, t.group) || (rule->flags & F32_ONLY && t.type != COLIBRI_F32))
         return bad_tensor(w, layer, rule->role, t.type, COLIBRI_F32);
     if (t.order != 0 || (!(rule->flags & F32_ONLY) && !colibri_type_built(t.type)) ||
-        (!COLIBRI_WITH_ATTENTION_EXTRAS && rule->flags & EXTRA))
+        (!COLIBRI_WITH_ATTENTION_EXTRAS && rule->flags & EXTRA) ||
+        (!COLIBRI_WITH_NORMED_RESIDUAL && rule->flags & NORMED_RESIDUAL))
         return colibri_fail(w->error, COLIBRI_ERR_UNSUPPORTED, layer << 16 | rule->role,
                             t.order != 0 ? t.order : t.type, 0);
     const uint8_t *entry = w->image->meta + w->image->tensors + w->next * (uint32_t)COLIBRI_TENSOR_ENTRY;

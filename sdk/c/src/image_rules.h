@@ -18,6 +18,12 @@ static inline bool colibri_layer_attends(const colibri_layer *l)
     return l->mixer != COLIBRI_MIXER_CONV && l->mixer < COLIBRI_MIXER_DELTA;
 }
 
+/* Whether a layer begins with a short filter over time. */
+static inline bool colibri_layer_filters(const colibri_layer *l)
+{
+    return !colibri_layer_attends(l) && l->mixer != COLIBRI_MIXER_LIGHTNING;
+}
+
 /* The config's sizes alone: what the layer table is read with. Then everything that needs the layers. */
 colibri_status colibri_check_sizes(const colibri_config *config, colibri_error *error);
 colibri_status colibri_check_config(const colibri_image *image, colibri_error *error);

@@ -4,7 +4,8 @@
  *   DELTA  (gated delta rule, arXiv 2412.06464): S = S * decay; S += (v - S k) * beta * k^T; y = S q,
  *          q and k of unit length
  *   MAMBA2 (arXiv 2405.21060): S = S * decay + (step * x) * B^T; y = S C + skip * x, with C, B, x as q, k, v
- * step = softplus(input + bias), decay = exp(-exp(rate) * step). */
+ * step = softplus(input + bias), decay = exp(-exp(rate) * step).
+ *   LIGHTNING (arXiv 2401.04658; transformers modeling_minimax.py): as MAMBA2, step 1, decay = exp(-rate), no skip */
 #include "../kernels/ref/sums.h"
 #include "engine_state.h"
 #include "float_math.h"
@@ -18,6 +19,7 @@ struct linear {
     float *state;        /* of sequence 0: the filter's inputs, then a matrix a head */
     size_t state_stride; /* to the next sequence's */
     bool delta;
+    bool lightning;
     uint32_t keys;     /* floats of all queries, of all keys */
     uint32_t values;
     uint32_t stride;   /* of a token's row: queries, keys, values, gates, steps, betas */
@@ -28,14 +30,6 @@ struct linear {
     const float *norm;
 };
 
-static float dot(const float *a, const float *b, uint32_t n)
-{
-    colibri_sums s = {{0}};
-    for (uint32_t i = 0; i < n; i++)
-        s.part[i % 16] = s.part[i % 16] + a[i] * b[i];
-    return colibri_sums_tree(&s);
-}
-
 /* One token of one head: its matrix row by row, so that a row is read once. */
 static void advance(const struct linear *a, uint32_t head, float *row, float *state, bool first)
 {
@@ -44,22 +38,22 @@ static void advance(const struct linear *a, uint32_t head, float *row, float *st
     const float *query = row + key_head * n, *key = row + a->keys + key_head * n;
     float *value = row + 2 * a->keys + head * c->linear_value_size;
     const float *heads = row + 2 * a->keys + 2 * a->values; /* steps, then betas */
-    float step = colibri_softplus(heads[head] + a->step_bias[head]);
-    float decay = first ? 0.0f : colibri_exp(-(colibri_exp(a->rate[head]) * step));
+    float step = a->lightning ? 1.0f : colibri_softplus(heads[head] + a->step_bias[head]);
+    float decay = colibri_exp(-(a->lightning ? a->rate[head] : colibri_exp(a->rate[head]) * step));
     float q = 1.0f, k = 1.0f, beta = step;
     if (a->delta) {
-        q = colibri_rsqrt(dot(query, query, n) + 1e-6f) * colibri_rsqrt((float)n);
-        k = colibri_rsqrt(dot(key, key, n) + 1e-6f);
+        q = colibri_rsqrt(colibri_dot(query, query, n) + 1e-6f) * colibri_rsqrt((float)n);
+        k = colibri_rsqrt(colibri_dot(key, key, n) + 1e-6f);
         beta = colibri_sigmoid(heads[c->linear_values + head]);
     }
     for (uint32_t j = 0; j < c->linear_value_size; j++, state += n) {
         for (uint32_t i = 0; i < n; i++)
             state[i] = first ? 0.0f : state[i] * decay;
-        float write = (a->delta ? value[j] - dot(state, key, n) * k : value[j]) * beta * k;
+        float write = (a->delta ? value[j] - colibri_dot(state, key, n) * k : value[j]) * beta * k;
         for (uint32_t i = 0; i < n; i++)
             state[i] = state[i] + write * key[i];
-        float y = dot(state, query, n) * q;
-        value[j] = a->delta ? y : y + a->skip[head] * value[j];
+        float y = colibri_dot(state, query, n) * q;
+        value[j] = a->skip == NULL ? y : y + a->skip[head] * value[j];
     }
 }
 
@@ -69,7 +63,7 @@ static void advance_head(void *arg, uint32_t head, uint32_t worker)
     const struct linear *a = arg;
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
-    size_t filter = (size_t)(c->conv_size - 1) * (2 * a->keys + a->values);
+    size_t filter = a->lightning ? 0 : (size_t)(c->conv_size - 1) * (2 * a->keys + a->values);
     size_t size = (size_t)c->linear_value_size * c->linear_key_size;
     (void)worker;
     for (uint32_t t = 0; t < e->tokens; t++)
@@ -78,20 +72,15 @@ static void advance_head(void *arg, uint32_t head, uint32_t worker)
                 colibri_positions(e)[t] == 0);
 }
 
-static void silu(float *x, uint32_t n)
-{
-    for (uint32_t i = 0; i < n; i++)
-        x[i] = x[i] / (1.0f + colibri_exp(-x[i]));
-}
-
 static void activate_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct linear *a = arg;
     (void)worker;
-    silu(a->rows + (size_t)token * a->stride, 2 * a->keys + a->values);
+    colibri_silu(a->rows + (size_t)token * a->stride, 2 * a->keys + a->values);
 }
 
-/* DELTA: norm of each head, then the gate; MAMBA2: the gate, then a norm of each group of heads. */
+/* DELTA: norm of each head, then the gate; MAMBA2: the gate, then a norm of each group of heads.
+ * LIGHTNING: norm of all heads at once, then the gate, which is a plain sigmoid. */
 static void finish_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct linear *a = arg;
@@ -100,7 +89,13 @@ static void finish_token(void *arg, uint32_t token, uint32_t worker)
     float *value = a->rows + (size_t)token * a->stride + 2 * a->keys, *gate = value + a->values;
     uint32_t part = a->delta ? c->linear_value_size : a->values / c->linear_keys;
     (void)worker;
-    silu(gate, a->values);
+    if (a->lightning) {
+        e->kernels->rms_norm(value, a->norm, a->values, c->latent_epsilon, value);
+        for (uint32_t i = 0; i < a->values; i++)
+            value[i] = value[i] * colibri_sigmoid(gate[i]);
+        return;
+    }
+    colibri_silu(gate, a->values);
     for (uint32_t i = 0; !a->delta && i < a->values; i++)
         value[i] = value[i] * gate[i];
     for (uint32_t i = 0; i < a->values; i += part)
@@ -117,6 +112,7 @@ void colibri_linear_attention(const struct engine *e, uint32_t layer, struct act
     colibri_layer kind;
     colibri_image_layer(e->image, layer, &kind);
     a.delta = kind.mixer == COLIBRI_MIXER_DELTA;
+    a.lightning = kind.mixer == COLIBRI_MIXER_LIGHTNING;
     a.keys = c->linear_keys * c->linear_key_size;
     a.values = c->linear_values * c->linear_value_size;
     a.stride = 2 * a.keys + 2 * a.values + 2 * c->linear_values;
@@ -128,12 +124,14 @@ void colibri_linear_attention(const struct engine *e, uint32_t layer, struct act
     float *gates = a.rows + 2 * a.keys + a.values, *steps = gates + a.values;
     colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_IN, 0, normed, a.rows, a.stride);
     colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_GATE, 0, normed, gates, a.stride);
-    colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_STEP, 0, normed, steps, a.stride);
+    if (!a.lightning)
+        colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_STEP, 0, normed, steps, a.stride);
     if (a.delta)
         colibri_linear(e, layer, COLIBRI_ROLE_LINEAR_BETA, 0, normed, steps + c->linear_values, a.stride);
-    colibri_filter(e, layer, colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_CONV),
-                   colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_CONV_BIAS), a.rows,
-                   2 * a.keys + a.values, a.stride);
+    if (!a.lightning)
+        colibri_filter(e, layer, colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_CONV),
+                       colibri_vector_of(e, layer, COLIBRI_ROLE_LINEAR_CONV_BIAS), a.rows,
+                       2 * a.keys + a.values, a.stride);
     colibri_run(e, e->tokens, activate_token, &a);
     colibri_run(e, c->linear_values, advance_head, &a);
     colibri_trace(e, COLIBRI_EVENT_ATTEND, layer, 0, e->tokens,

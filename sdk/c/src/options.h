@@ -34,14 +34,20 @@
 #ifndef COLIBRI_WITH_EXPERT_ATTENTION /* attention made of experts */
 #define COLIBRI_WITH_EXPERT_ATTENTION 1
 #endif
-#ifndef COLIBRI_WITH_LINEAR /* gated delta rule and Mamba 2 */
+#ifndef COLIBRI_WITH_LINEAR /* gated delta rule, Mamba 2, lightning attention */
 #define COLIBRI_WITH_LINEAR 1
+#endif
+#ifndef COLIBRI_WITH_MAMBA /* Mamba, the first form */
+#define COLIBRI_WITH_MAMBA 1
 #endif
 #ifndef COLIBRI_WITH_CONV /* short convolutions */
 #define COLIBRI_WITH_CONV 1
 #endif
 #ifndef COLIBRI_WITH_BESIDE /* a dense FFN beside experts */
 #define COLIBRI_WITH_BESIDE 1
+#endif
+#ifndef COLIBRI_WITH_NORMED_RESIDUAL /* blocks whose normed input goes on */
+#define COLIBRI_WITH_NORMED_RESIDUAL 1
 #endif
 #ifndef COLIBRI_WITH_ATTENTION_EXTRAS /* norms of queries and keys, output gate, sinks, clip, temperature */
 #define COLIBRI_WITH_ATTENTION_EXTRAS 1

@@ -138,9 +138,12 @@ static struct widths widths_of(const colibri_image *image, uint32_t small, uint3
                        .latent = larger(c->heads * wide, c->query_latent)};
     uint32_t row = larger(w.work, c->query_latent); /* the widest input of a product */
     uint32_t keys_2 = 2 * c->linear_keys * c->linear_key_size, values = c->linear_values * c->linear_value_size;
-    row = larger(row, values);
+    row = larger(row, larger(values, c->linear_rank));
     w.work = larger(w.work, image->conv_layers != 0 ? c->hidden * 3 : 0);
-    w.work = larger(w.work, keys_2 + 2 * values + 2 * c->linear_values);
+    if (image->linear_layers != image->mamba_layers)
+        w.work = larger(w.work, keys_2 + 2 * values + 2 * c->linear_values);
+    if (image->mamba_layers != 0)
+        w.work = larger(w.work, keys_2 + 3 * values + c->linear_rank);
     if (large == 0)
         return w;
     w.codes = padded(row, large);

@@ -10,6 +10,10 @@ static uint32_t channels_of(const colibri_config *c, const colibri_layer *l)
 {
     if (l->mixer == COLIBRI_MIXER_CONV)
         return c->hidden;
+    if (!colibri_layer_filters(l))
+        return 0;
+    if (l->mixer == COLIBRI_MIXER_MAMBA)
+        return c->linear_values;
     return 2 * c->linear_keys * c->linear_key_size + c->linear_values * c->linear_value_size;
 }
 
@@ -35,7 +39,7 @@ float *colibri_state_of(const struct engine *e, uint32_t layer, size_t *stride)
     return colibri_floats(e, COLIBRI_BUFFER_RECURRENT) + (size_t)colibri_state_floats(e->image, layer);
 }
 
-#if COLIBRI_WITH_CONV || COLIBRI_WITH_LINEAR
+#if COLIBRI_WITH_CONV || COLIBRI_WITH_LINEAR || COLIBRI_WITH_MAMBA
 enum { CHANNELS = 64 }; /* an item's share */
 
 struct filter {

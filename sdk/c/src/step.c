@@ -138,22 +138,23 @@ struct add_task {
     const struct engine *engine;
     const float *y;
     uint32_t stride;
+    float scale;
 };
 
 static void add_row(void *arg, uint32_t row, uint32_t worker)
 {
     const struct add_task *t = arg;
-    const colibri_config *c = &t->engine->image->config;
-    float *x = colibri_floats(t->engine, COLIBRI_BUFFER_HIDDEN) + (size_t)row * c->hidden;
+    uint32_t n = t->engine->image->config.hidden;
+    float *x = colibri_floats(t->engine, COLIBRI_BUFFER_HIDDEN) + (size_t)row * n;
     const float *y = t->y + (size_t)row * t->stride;
     (void)worker;
-    for (uint32_t i = 0; i < c->hidden; i++)
-        x[i] = x[i] + c->residual_scale * y[i];
+    for (uint32_t i = 0; i < n; i++)
+        x[i] = x[i] + t->scale * y[i];
 }
 
-void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, struct activations *y)
+void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_norm, float scale, struct activations *y)
 {
-    struct add_task task = {e, y->values, y->stride};
+    struct add_task task = {e, y->values, y->stride, scale};
     if (colibri_vector_of(e, layer, post_norm) != NULL)
         colibri_norm(e, y->values, layer, post_norm, 0, y);
     colibri_run(e, e->tokens, add_row, &task);

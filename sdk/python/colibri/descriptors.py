@@ -21,8 +21,8 @@ A descriptor is a TOML file in ``colibri/families``; a model of known parts need
     [tensors]   role -> name, with {layer} and {expert}; `when` says whether the model has it;
                 `pick` takes a part out of a tensor x of the given `shape`; `scales` is the tensor
                 of the scales of an mxfp4 tensor; `factor` multiplies the values, `plus` is added
-                to them; `zeros` stands in for a vector that no checkpoint has. A list of these:
-                the first one that the checkpoint has
+                to them; `zeros` and `value` (an expression) stand in for a vector that no
+                checkpoint has. A list of these: the first one that the checkpoint has
     ignore      patterns of tensors that hold nothing to keep
     [[wrappers]] classes of more than text that have a model of this family inside: architecture,
                 config (the key of its config), ignore (patterns of the tensors around it)
@@ -117,6 +117,7 @@ class TensorName(_Strict):
     shape: str | None = None
     scales: str | None = None
     zeros: bool = False
+    value: str | None = None
     factor: str = "1.0"
     plus: float = 0.0
 
@@ -131,6 +132,8 @@ class Layer(_Strict):
     expert_attention: str = "False"
     delta: str = "False"
     mamba2: str = "False"
+    lightning: str = "False"
+    mamba: str = "False"
     beside: str = "False"
     rope: str = "1"
     flags: str = "0"

@@ -3,8 +3,8 @@
 
 Python's syntax for names, numbers, strings, lists, arithmetic, comparisons, ``in``, ``and``,
 ``or``, ``not``, ``a if c else b``, indices and slices, and the functions ``min``, ``max``, ``len``,
-``int``, ``log``, ``find`` (a value in nested tables, or a default), and for tensors ``reshape``,
-``transpose``, ``concat`` and ``halves``; nothing else.
+``int``, ``log``, ``find`` (a value in nested tables, or a default), ``count`` (a vector 1 .. n),
+and for tensors ``reshape``, ``transpose``, ``concat`` and ``halves``; nothing else.
 An expression can neither loop nor reach anything but the values it is given.
 
 >>> evaluate("(layer + 1) % step == 0", {"layer": 3, "step": 2})
@@ -48,7 +48,7 @@ def _halves(x: Value, heads: int) -> Value:
 _FUNCTIONS: dict[str, Callable[..., Value]] = {
     "min": min, "max": max, "len": len, "int": int, "log": math.log, "find": _find,
     "concat": np.concatenate, "reshape": np.reshape, "transpose": np.transpose,
-    "halves": _halves,
+    "halves": _halves, "count": lambda n: np.arange(1.0, n + 1.0),
 }  # fmt: skip
 _BINARY: dict[type[ast.operator], Callable[[Value, Value], Value]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,

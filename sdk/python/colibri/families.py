@@ -33,10 +33,12 @@ _WORDS = (
     "router_groups",
     "router_groups_kept",
 )
+_LINEAR_WORDS = ("linear_keys", "linear_values", "linear_key_size", "linear_value_size",
+                 "linear_rank")  # fmt: skip
 
 
 class Place(NamedTuple):
-    """A tensor of a checkpoint, and which part of it; without a name, zeros."""
+    """A tensor of a checkpoint, and which part of it; without a name, zeros or `values`."""
 
     name: str
     shape: tuple[int, ...] | None = None
@@ -44,6 +46,7 @@ class Place(NamedTuple):
     scales: str | None = None
     factor: float = 1.0
     plus: float = 0.0
+    values: tuple[float, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,11 @@ def _settings(
         result["dense_size"] = 0
     if not any(kind.rope and kind.attends for kind in kinds):
         result["rope_size"] = 0
+    scopes = {scope for kind in kinds for scope in SCOPES[kind.mixer]}
+    if "linear" not in scopes:
+        result |= dict.fromkeys(_LINEAR_WORDS, 0)
+    if not scopes & {"conv", "filtering"}:
+        result["conv_size"] = 0
     if result["context"] > MAX_CONTEXT:
         notes = (f"context cut from {result['context']} to {MAX_CONTEXT} tokens, the most that "
                  "image version 1 carries",)  # fmt: skip
@@ -323,7 +331,9 @@ def _places(tensors: tuple[TensorName, ...], names: Mapping[str, Any]) -> Iterat
         name = tensor.name.format_map(names)
         scales = tensor.scales and tensor.scales.format_map(names)
         factor = float(evaluate(tensor.factor, names))
-        if tensor.pick is None or tensor.shape is None:
+        if tensor.value is not None:
+            yield Place(name, values=tuple(map(float, evaluate(tensor.value, names))))
+        elif tensor.pick is None or tensor.shape is None:
             yield Place(name, scales=scales, factor=factor, plus=tensor.plus)
         else:
             yield Place(name, tuple(evaluate(tensor.shape, names)), _picker(tensor.pick, names),

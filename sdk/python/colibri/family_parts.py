@@ -22,7 +22,8 @@ _LAYER_FLAGS = {1: "unit keys", 2: "temperature", 4: "norms after rotation", 8: 
                 16: "unit values"}  # fmt: skip
 _ACTIVATIONS = {1: "SiLU", 2: "GELU", 3: "ReLU", 4: "clamped SiLU"}
 _MIXERS = {"latent": "latent", "conv": "short convolution", "expert_attention": "made of experts",
-           "delta": "gated delta rule", "mamba2": "Mamba 2"}  # fmt: skip
+           "delta": "gated delta rule", "mamba2": "Mamba 2",
+           "lightning": "lightning", "mamba": "Mamba"}  # fmt: skip
 
 
 def parts_of(family: Family) -> dict[str, list[str]]:
@@ -85,6 +86,8 @@ def _norms(family: Family) -> Iterator[str]:
         yield "after blocks only"
     elif "attention_post_norm" in family.tensors:
         yield "before and after blocks"
+    if "ffn_residual" in family.tensors:
+        yield "residual behind the norms"
     scales = [n for n in ("embedding", "residual", "logits") if _differs(family, f"{n}_scale")]
     if scales:
         yield f"multipliers: {', '.join(scales)}"
@@ -93,6 +96,9 @@ def _norms(family: Family) -> Iterator[str]:
 
 
 def _rope(family: Family) -> Iterator[str]:
+    if family.layer.rope == "0":
+        yield "none"
+        return
     yield from ("pairs" if n else "halves" for n in sorted(_values(family, "rope_style")))
     partial = family.keys.get("partial_rotary_factor")
     if partial is not None and not partial.one_of:

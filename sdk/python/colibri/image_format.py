@@ -83,6 +83,7 @@ class Settings:
     linear_values: int = 0
     linear_key_size: int = 0
     linear_value_size: int = 0
+    linear_rank: int = 0
 
     def words(self) -> list[int | float]:
         """Values in file order."""
@@ -103,6 +104,8 @@ class LayerKind:
     expert_attention: bool = False
     delta: bool = False
     mamba2: bool = False
+    lightning: bool = False
+    mamba: bool = False
     beside: bool = False
     rope: int = 1
     flags: int = 0
@@ -113,9 +116,10 @@ class LayerKind:
 
     @property
     def mixer(self) -> str:
-        """``attention``, ``latent``, ``conv``, ``experts``, ``delta`` or ``mamba2``."""
+        """The name of its kind, as in SCOPES."""
         named = {"latent": self.latent, "conv": self.conv, "experts": self.expert_attention,
-                 "delta": self.delta, "mamba2": self.mamba2}  # fmt: skip
+                 "delta": self.delta, "mamba2": self.mamba2, "lightning": self.lightning,
+                 "mamba": self.mamba}  # fmt: skip
         return next((name for name, has in named.items() if has), "attention")
 
     @property
@@ -145,7 +149,8 @@ RANGES: dict[str, tuple[int, int]] = {
     "latent_size": (0, 8192), "query_latent": (0, 65536), "identities": (0, 4095),
     "router_groups": (0, 64), "router_groups_kept": (0, 64),
     "conv_size": (0, 64), "rope_size_2": (0, 1024), "linear_keys": (0, 1024),
-    "linear_values": (0, 1024), "linear_key_size": (0, 1024), "linear_value_size": (0, 1024),
+    "linear_values": (0, 131072), "linear_key_size": (0, 1024), "linear_value_size": (0, 1024),
+    "linear_rank": (0, 65536),
 }  # fmt: skip
 
 Size = Callable[[Settings], int]
@@ -216,8 +221,13 @@ def _linear(c: Settings) -> int:
     return c.linear_values * c.linear_value_size
 
 
+def _linear_keys(c: Settings) -> int:
+    return c.linear_keys * c.linear_key_size
+
+
 def _channels(c: Settings) -> int:
-    return 2 * c.linear_keys * c.linear_key_size + _linear(c)
+    """What goes through the filter: with a rank (Mamba), values only."""
+    return _linear(c) if c.linear_rank else 2 * _linear_keys(c) + _linear(c)
 
 
 def _rotations(c: Settings) -> int:
@@ -286,15 +296,24 @@ _ROLES = (
     _vector(69, "expert_down_bias", "expert", _hidden),
     Role(80, "linear_in", "linear", _channels, _hidden, "attention"),
     Role(81, "linear_gate", "linear", _linear, _hidden, "attention"),
-    Role(82, "linear_step", "linear", lambda c: c.linear_values, _hidden),
+    Role(82, "linear_step", "stepping", lambda c: c.linear_values, _hidden),
     Role(83, "linear_beta", "delta", lambda c: c.linear_values, _hidden),
-    Role(84, "linear_conv", "linear", _channels, lambda c: c.conv_size),
-    _vector(85, "linear_conv_bias", "linear", _channels),
-    _vector(86, "linear_step_bias", "linear", lambda c: c.linear_values),
-    _vector(87, "linear_decay", "linear", lambda c: c.linear_values),
-    _vector(88, "linear_skip", "mamba2", lambda c: c.linear_values),
-    _vector(89, "linear_norm", "linear", lambda c: c.linear_value_size),
+    Role(84, "linear_conv", "filtering", _channels, lambda c: c.conv_size),
+    _vector(85, "linear_conv_bias", "filtering", _channels),
+    _vector(86, "linear_step_bias", "filtering", lambda c: c.linear_values),
+    _vector(87, "linear_decay", "headed", lambda c: c.linear_values),
+    _vector(88, "linear_skip", "skipping", lambda c: c.linear_values),
+    _vector(89, "linear_norm", "headed", lambda c: c.linear_value_size),
     Role(90, "linear_out", "linear", _hidden, _linear, "attention"),
+    _vector(91, "attention_residual", "layer", lambda _: 2),
+    _vector(92, "ffn_residual", "layer", lambda _: 2),
+    Role(93, "linear_select", "mamba", lambda c: c.linear_rank + 2 * _linear_keys(c), _linear,
+         "attention"),
+    _vector(94, "linear_step_norm", "mamba", lambda c: c.linear_rank),
+    _vector(95, "linear_key_norm", "mamba", _linear_keys),
+    _vector(96, "linear_query_norm", "mamba", _linear_keys),
+    Role(97, "linear_step_up", "mamba", _linear, lambda c: c.linear_rank, "attention"),
+    Role(98, "linear_state_decay", "mamba", _linear, _linear_keys),
 )  # fmt: skip
 # Roles of layers by mixer; mixing: all that end in a projection of heads.
 SCOPES = {
@@ -302,8 +321,10 @@ SCOPES = {
     "latent": {"latent", "attending", "mixing"},
     "experts": {"attention", "expert_attention", "mixing"},
     "conv": {"conv"},
-    "delta": {"linear", "delta"},
-    "mamba2": {"linear", "mamba2"},
+    "delta": {"linear", "headed", "stepping", "filtering", "delta"},
+    "mamba2": {"linear", "headed", "stepping", "filtering", "skipping"},
+    "lightning": {"linear", "headed"},
+    "mamba": {"linear", "filtering", "skipping", "mamba"},
 }
 # A norm of queries or keys covers each head, or all of them at once.
 WHOLE_NORMS: dict[str, Size] = {

@@ -304,7 +304,8 @@ def _config(settings: Settings) -> bytes:
     return b"".join(words).ljust(256, b"\0")
 
 
-_MIXERS = {"attention": 1, "latent": 2, "conv": 3, "experts": 4, "delta": 5, "mamba2": 6}
+_MIXERS = {"attention": 1, "latent": 2, "conv": 3, "experts": 4, "delta": 5, "mamba2": 6,
+           "lightning": 7, "mamba": 8}  # fmt: skip
 
 
 def _layers(layout: Layout) -> bytes:

@@ -68,8 +68,8 @@ def _pairs(
         if place.name:
             tensor = _part(whole[place.name], place)
         else:
-            size = wanted.role.columns(settings)
-            tensor = Tensor.zeros(wanted.role.name, checkpoint.folder, size)
+            values = place.values or (0.0,) * wanted.role.columns(settings)
+            tensor = Tensor.given(wanted.role.name, checkpoint.folder, values)
         _check_shape(wanted, tensor, settings)
         yield wanted, tensor
 

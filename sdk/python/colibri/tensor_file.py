@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -57,9 +57,10 @@ class Tensor:
     plus: float = 0.0  # then added to it
 
     @classmethod
-    def zeros(cls, name: str, file: Path, size: int) -> Tensor:
+    def given(cls, name: str, file: Path, values: Sequence[float]) -> Tensor:
         """A vector that the file does not have."""
-        return cls(name, file, "F32", (size,), memoryview(bytes(4 * size)))
+        raw = np.asarray(values, "<f4").tobytes()
+        return cls(name, file, "F32", (len(values),), memoryview(raw))
 
     def part(self, pick: Pick) -> Tensor:
         """A part of the tensor, or its elements in another order.

@@ -102,7 +102,15 @@ void bind_names(nb::module_ &m)
          {"linear_conv_bias", COLIBRI_ROLE_LINEAR_CONV_BIAS},
          {"linear_step_bias", COLIBRI_ROLE_LINEAR_STEP_BIAS},
          {"linear_decay", COLIBRI_ROLE_LINEAR_DECAY}, {"linear_skip", COLIBRI_ROLE_LINEAR_SKIP},
-         {"linear_norm", COLIBRI_ROLE_LINEAR_NORM}, {"linear_out", COLIBRI_ROLE_LINEAR_OUT}});
+         {"linear_norm", COLIBRI_ROLE_LINEAR_NORM}, {"linear_out", COLIBRI_ROLE_LINEAR_OUT},
+         {"attention_residual", COLIBRI_ROLE_ATTENTION_RESIDUAL},
+         {"ffn_residual", COLIBRI_ROLE_FFN_RESIDUAL},
+         {"linear_select", COLIBRI_ROLE_LINEAR_SELECT},
+         {"linear_step_norm", COLIBRI_ROLE_LINEAR_STEP_NORM},
+         {"linear_key_norm", COLIBRI_ROLE_LINEAR_KEY_NORM},
+         {"linear_query_norm", COLIBRI_ROLE_LINEAR_QUERY_NORM},
+         {"linear_step_up", COLIBRI_ROLE_LINEAR_STEP_UP},
+         {"linear_state_decay", COLIBRI_ROLE_LINEAR_STATE_DECAY}});
     m.attr("EVENTS") = numbers(
         {{"step", COLIBRI_EVENT_STEP}, {"layer", COLIBRI_EVENT_LAYER},
          {"matmul", COLIBRI_EVENT_MATMUL}, {"attend", COLIBRI_EVENT_ATTEND},

@@ -47,7 +47,7 @@ nb::dict config_dict(const Image &self)
     PUT(activation_alpha); PUT(temperature_floor); PUT(temperature_scale);
     PUT(latent_epsilon); PUT(logits_cap); PUT(conv_size); PUT(rope_size_2);
     PUT(output_epsilon); PUT(linear_keys); PUT(linear_values); PUT(linear_key_size);
-    PUT(linear_value_size);
+    PUT(linear_value_size); PUT(linear_rank);
 #undef PUT
     return d;
 }

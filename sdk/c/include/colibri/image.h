@@ -88,10 +88,21 @@ enum {
     COLIBRI_ROLE_LINEAR_CONV = 84,  /* 2 K + V x conv_size, f32, oldest tap first */
     COLIBRI_ROLE_LINEAR_CONV_BIAS = 85,
     COLIBRI_ROLE_LINEAR_STEP_BIAS = 86, /* 1 x linear_values, as the next two */
-    COLIBRI_ROLE_LINEAR_DECAY = 87, /* logarithm of the decay rate */
+    COLIBRI_ROLE_LINEAR_DECAY = 87, /* logarithm of the decay rate; LIGHTNING: the rate */
     COLIBRI_ROLE_LINEAR_SKIP = 88,  /* of the value past the state (MAMBA2) */
-    COLIBRI_ROLE_LINEAR_NORM = 89,  /* DELTA: 1 x linear_value_size; MAMBA2: 1 x V, over V / linear_keys each */
-    COLIBRI_ROLE_LINEAR_OUT = 90    /* hidden x V */
+    COLIBRI_ROLE_LINEAR_NORM = 89,  /* DELTA: 1 x linear_value_size; MAMBA2: 1 x V, over V / linear_keys each;
+                                     * LIGHTNING: 1 x V */
+    COLIBRI_ROLE_LINEAR_OUT = 90,   /* hidden x V */
+    /* 1 x 2, of every layer: the block's input goes on, times the first, and its output is added times the second */
+    COLIBRI_ROLE_ATTENTION_RESIDUAL = 91,
+    COLIBRI_ROLE_FFN_RESIDUAL = 92,
+    /* MAMBA, whose LINEAR_IN and LINEAR_CONV have V rows only */
+    COLIBRI_ROLE_LINEAR_SELECT = 93, /* linear_rank + 2 K x V: step, key, query of the filtered values */
+    COLIBRI_ROLE_LINEAR_STEP_NORM = 94, /* norms of these, each optional */
+    COLIBRI_ROLE_LINEAR_KEY_NORM = 95,
+    COLIBRI_ROLE_LINEAR_QUERY_NORM = 96,
+    COLIBRI_ROLE_LINEAR_STEP_UP = 97, /* V x linear_rank: a step for each channel */
+    COLIBRI_ROLE_LINEAR_STATE_DECAY = 98 /* V x K, f32: logarithms of the rates */
 };
 static inline int colibri_role_in_record(uint32_t role)
 {
@@ -106,7 +117,9 @@ enum {
     COLIBRI_MIXER_CONV = 3,   /* gated short convolution: a state instead of a cache */
     COLIBRI_MIXER_EXPERTS = 4, /* attention made of experts (JetMoE): top_k * kv_heads heads */
     COLIBRI_MIXER_DELTA = 5,   /* gated delta rule (Qwen3-Next): linear attention with a state */
-    COLIBRI_MIXER_MAMBA2 = 6   /* selective state space, second form; its C, B, x are query, key, value */
+    COLIBRI_MIXER_MAMBA2 = 6,  /* selective state space, second form; its C, B, x are query, key, value */
+    COLIBRI_MIXER_LIGHTNING = 7, /* lightning attention (MiniMax): a fixed decay a head, no filter */
+    COLIBRI_MIXER_MAMBA = 8    /* selective state space, first form: a decay an element of the state */
 };
 
 /* How scores s become choices S and weights w. b: the selection vector, when the layer has one. */
@@ -176,16 +189,17 @@ typedef struct colibri_config {
     float activation_alpha;
     float temperature_floor; /* llama4: queries *= 1 + scale * log(1 + floor((position + 1) / floor)), 0: not */
     float temperature_scale;
-    float latent_epsilon;    /* of the norms inside latent attention */
+    float latent_epsilon;    /* of the norms inside latent and lightning attention */
     float logits_cap;        /* logits become cap * tanh(logits / cap); 0: not */
     uint32_t conv_size;      /* taps of the short convolution, 0: none */
     uint32_t rope_size_2;    /* rotated elements with frequency set 2; 0: as rope_size */
     float output_epsilon;    /* of the output norm; 0: norm_epsilon */
-    uint32_t linear_keys;    /* DELTA, MAMBA2: heads of queries and keys; 0: no such layers */
+    uint32_t linear_keys;    /* linear attention: heads of queries and keys; 0: no such layers */
     uint32_t linear_values;  /* heads of values: a multiple */
     uint32_t linear_key_size; /* elements of a query, of a key */
     uint32_t linear_value_size;
-    uint32_t reserved[16];   /* zero */
+    uint32_t linear_rank;    /* MAMBA: elements that a step is made from, else 0 */
+    uint32_t reserved[15];   /* zero */
 } colibri_config;
 
 /* One tensor, decoded from the table. */
@@ -265,6 +279,8 @@ typedef struct colibri_image {
     uint32_t latent_layers;
     uint32_t conv_layers;
     uint32_t linear_layers;
+    uint32_t mamba_layers; /* the linear ones of the first form */
+    uint32_t filter_layers; /* those that need conv_size */
     uint32_t rope_sets;    /* bit n - 1: some layer rotates with set n */
 } colibri_image;
 

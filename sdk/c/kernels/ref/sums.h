@@ -21,4 +21,12 @@ static inline float colibri_sums_tree(const colibri_sums *s)
     return even + odd;
 }
 
+static inline float colibri_dot(const float *a, const float *b, uint32_t n)
+{
+    colibri_sums s = {{0}};
+    for (uint32_t i = 0; i < n; i++)
+        s.part[i % 16] = s.part[i % 16] + a[i] * b[i];
+    return colibri_sums_tree(&s);
+}
+
 #endif
