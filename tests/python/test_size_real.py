@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import random
-import shutil
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from colibri.fit import judge, read_elf
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json
 from elf_writer import AX, FUNC, OBJECT, WA, ElfWriter
+from needs import need
 from size_support import FLASH, RAM, board, codes, firmware, usage, used
 
 SOURCE = """
@@ -69,9 +69,8 @@ COMMON = [
 
 def build(folder: Path, target: str, size: int = 512, more: tuple[str, ...] = ()) -> Path:
     prefix, flags = PREFIXES[target]
-    compiler = shutil.which(f"{prefix}gcc")
-    if compiler is None or shutil.which(f"{prefix}objcopy") is None:
-        pytest.skip(f"{prefix}gcc and binutils are not installed")
+    compiler = f"{prefix}gcc"
+    need(compiler, f"{prefix}objcopy")
     source, script, elf = folder / "a.c", folder / "a.ld", folder / f"{target}-{size}.elf"
     source.write_text(SOURCE)
     script.write_text(SCRIPT)
@@ -128,8 +127,7 @@ def test_b31_stripped_real_elf(tmp_path: Path, target: str) -> None:
 @pytest.mark.parametrize("target", PREFIXES)
 def test_object_file_groups_like_gnu_size(tmp_path: Path, target: str) -> None:
     prefix, flags = PREFIXES[target]
-    if shutil.which(f"{prefix}gcc") is None:
-        pytest.skip(f"{prefix}gcc is not installed")
+    need(f"{prefix}gcc")
     (tmp_path / "a.c").write_text(SOURCE)
     subprocess.run(
         [f"{prefix}gcc", *flags, *COMMON[:2], "-DBYTES=512", "-c", "a.c"], cwd=tmp_path, check=True

@@ -14,17 +14,12 @@ from numpy.typing import NDArray
 import colibri
 import variants
 from colibri._core import EVENTS
-from colibri.descriptors import families
 from colibri.errors import CheckpointError
 from colibri.families import describe
 from colibri.pack import pack
 
 LIMIT = 1e-4  # of the largest logit
 WEIGHT_LIMIT = 1e-4
-#: Families without a descriptor. The list only shrinks: `test_left_out` fails when one of them has
-#: a descriptor, `test_variant` when a family without one is not in the list.
-LEFT_OUT: frozenset[str] = frozenset()
-
 #: Options that the runtime has no part for, and the key by which the packer refuses them.
 REFUSED = {
     ("deepseek_v2", "bias"): "attention_bias",
@@ -43,11 +38,6 @@ CASES = [
     if (family, name) not in REFUSED
 ]  # fmt: skip
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = json.loads(variants.DEFAULTS.read_text())
-
-
-def _architecture(family: str) -> str:
-    first = next(iter(variants.load(family).values()))
-    return str(first["config"]["architectures"][0])
 
 
 class Run:
@@ -92,8 +82,6 @@ def _check_routes(
 @pytest.mark.parametrize(("family", "name"), CASES, ids=[f"{f}-{n}" for f, n in CASES])
 def test_variant(tmp_path: Path, family: str, name: str) -> None:
     """Logits, every router's experts and weights, and greedy tokens are the reference's."""
-    if family in LEFT_OUT:
-        pytest.skip(f"no descriptor of {family} yet")
     variant, reference = variants.load(family)[name], variants.reference(family, name)
     image = tmp_path / "variant.colibri"
     pack(variants.checkpoint(tmp_path / "checkpoint", variant), image, quant="f32")
@@ -124,8 +112,6 @@ def test_refused(tmp_path: Path, family: str, name: str) -> None:
 def test_class_defaults(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     """A config that says nothing means what its class says in transformers."""
     monkeypatch.setattr("colibri.families._wanted", lambda *_: ())  # names of large models' tensors
-    if family in LEFT_OUT:
-        pytest.skip(f"no descriptor of {family} yet")
     case = CLASS_DEFAULTS[family]
     named = {"architectures": case["architectures"]}
     brief = describe({**named, **case["needed"]}, Path("config.json"))
@@ -136,12 +122,6 @@ def test_class_defaults(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
     assert brief.ropes.keys() == full.ropes.keys()
     for rope in brief.ropes:
         assert np.array_equal(brief.ropes[rope], full.ropes[rope])
-
-
-def test_left_out() -> None:
-    """A family leaves the list with its descriptor."""
-    assert set(FILES) >= LEFT_OUT
-    assert not [f for f in LEFT_OUT if _architecture(f) in families()]
 
 
 def test_names_fold_and_unfold() -> None:

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Shared by image.c (shape of the file), image_rules.c (meaning of its fields), image_tables.c (access). */
+/* Shared by image.c (shape of the file), image_config.c and image_rules.c (meaning of its fields),
+ * image_tables.c (access). */
 #ifndef COLIBRI_IMAGE_RULES_H
 #define COLIBRI_IMAGE_RULES_H
 
