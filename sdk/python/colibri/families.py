@@ -17,7 +17,16 @@ from colibri.descriptors import Family, Key, Layer, TensorName, as_json, familie
 from colibri.errors import CheckpointError
 from colibri.expressions import evaluate
 from colibri.formats import check_method
-from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, SCOPES, WHOLE_NORMS, LayerKind, Role, Settings
+from colibri.image_format import (
+    MAX_CONTEXT,
+    RANGES,
+    ROLES,
+    SCOPES,
+    WHOLE_NORMS,
+    LayerKind,
+    Role,
+    Settings,
+)
 from colibri.rope import Rope as Frequencies
 from colibri.rope import make_rope
 from colibri.unsupported import why_not

@@ -363,9 +363,7 @@ def runtime_selftest(
     return crcs[0], crcs[1], crcs[2]
 
 
-def _selftest_crc(
-    image: Path, tokens: tuple[int, ...], kv: str, kernels: str, workers: int
-) -> int:
+def _selftest_crc(image: Path, tokens: tuple[int, ...], kv: str, kernels: str, workers: int) -> int:
     from colibri import Engine, Image
 
     engine = Engine(Image(image), context=len(tokens), workers=workers, kv=kv, kernels=kernels)

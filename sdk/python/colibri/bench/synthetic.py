@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from colibri.checked_json import read_json
 from colibri.checkpoint import Checkpoint
-from colibri.errors import CheckpointError, ImageError, PackError
+from colibri.errors import ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import Image
 from colibri.image_format import Type, align
@@ -118,9 +118,7 @@ def _config(file: Path) -> dict[str, object]:
     return text_part(Checkpoint(file, read_json(file), {}, None, {}, {}, [])).config
 
 
-def _layout(
-    wish: Synthetic, config: dict[str, object], model: Model, recipe: Recipe
-) -> Layout:
+def _layout(wish: Synthetic, config: dict[str, object], model: Model, recipe: Recipe) -> Layout:
     columns = [(w, w.columns(model.settings_of(w.layer))) for w in _needed(model)]
     count = min(SELFTEST_TOKENS, model.settings.context)
     vocabulary = model.settings.vocabulary

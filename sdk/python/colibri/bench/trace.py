@@ -40,6 +40,8 @@ class Routing:
 
     Attributes
     ----------
+    kind : str
+        ``"sticky"`` when it is a third of the way or more from chance to always the same.
     same_as_previous : float
         Share of a token's experts which the token before it chose too.
     same_by_chance : float
@@ -70,7 +72,9 @@ class Traced:
     routing: Routing | None
 
 
-def run_traced(engine: Engine, prompt: NDArray[np.uint32], new: int, feed: Feed, seed: int) -> Traced:
+def run_traced(
+    engine: Engine, prompt: NDArray[np.uint32], new: int, feed: Feed, seed: int
+) -> Traced:
     """Runs a prompt and `new` tokens after it in an engine made with `trace`.
 
     Parameters
@@ -95,13 +99,13 @@ def run_traced(engine: Engine, prompt: NDArray[np.uint32], new: int, feed: Feed,
 
 def routing_of(events: NDArray[np.void], experts: int) -> Routing | None:
     """The routing of a run in sequence 0 from its events; None for a dense model."""
-    step = events["kind"] == _core.EVENTS["step"]
-    first = np.cumsum(np.where(step, events["count"], 0)) - np.where(step, events["count"], 0)
-    counts = np.maximum.accumulate(np.where(step, first, 0))
     routes = events["kind"] == _core.EVENTS["route"]
     if not routes.any():
         return None
-    token = counts[routes] + (events["count"][routes] & 0xFFFF)
+    of_step = np.where(events["kind"] == _core.EVENTS["step"], events["count"], 0)
+    before = np.cumsum(of_step) - of_step  # right at the start of a step, too many inside it
+    before = np.maximum.accumulate(np.where(of_step, before, 0))
+    token = before[routes] + (events["count"][routes] & 0xFFFF)
     same, chance, entropy = [], 0.0, []
     for place in np.unique(events["layer"][routes]):
         here = events["layer"][routes] == place
@@ -113,5 +117,7 @@ def routing_of(events: NDArray[np.void], experts: int) -> Routing | None:
         share = chosen.sum(axis=0) / chosen.sum()
         entropy.append(-(share[share > 0] * np.log2(share[share > 0])).sum())
     mean = float(np.mean(same))
-    kind = "uniform" if mean < (1 + chance) / 2 else "sticky"
-    return Routing(kind, len(chosen), mean, chance, float(np.mean(entropy)), float(np.log2(experts)))
+    kind = "uniform" if mean < chance + (1 - chance) / 3 else "sticky"
+    return Routing(
+        kind, len(chosen), mean, chance, float(np.mean(entropy)), float(np.log2(experts))
+    )
