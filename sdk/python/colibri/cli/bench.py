@@ -105,6 +105,9 @@ def bench(
     wish = Synthetic(config, quant, group, routing or "uniform", layers, seed) if config else None
     with _image(image, wish, keep) as file, progress("measuring") as bar:
         fields = measure(file, what, feed, bar(what.steps))
+    if wish is not None and keep is None:
+        fields["image"]["file"] = None  # it is gone
+    fields["image"]["config"] = str(config) if config else None
     if as_json:
         emit_json(fields)
     else:
@@ -150,7 +153,8 @@ def _show(fields: dict[str, Any]) -> None:
     out = console()
     image, machine, settings = fields["image"], fields["machine"], fields["settings"]
     family = image["family"] or "unknown family"
-    out.print(f"{image['file']}: {format_bytes(image['bytes'])}, {family}", markup=VERBATIM,
+    name = image["config"] or image["file"]
+    out.print(f"{name}: {format_bytes(image['bytes'])}, {family}", markup=VERBATIM,
               soft_wrap=True)  # fmt: skip
     out.print(
         f"{machine['cpu']}, {machine['cores']} cores; kernels {settings['kernels']}, "
