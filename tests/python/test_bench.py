@@ -20,6 +20,7 @@ from colibri.bench.synthetic import Synthetic, make_synthetic
 from colibri.bench.trace import Work, routing_of, run_traced
 from colibri.engine import EVENT
 from colibri.errors import CheckpointError, EngineError, PackError
+from colibri.families import describe
 from colibri.pack import pack
 from needs import need
 
@@ -302,12 +303,21 @@ def test_something_else_in_the_way(tmp_path: Path, olmoe: Path) -> None:
     assert (tmp_path / "text").read_text() == "not an image"
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_published_dimensions(name: str, tmp_path: Path) -> None:
-    """The configs of the comparison are understood; one layer of each is made."""
-    image = make_synthetic(Synthetic(MODELS[name], layers=1), tmp_path / "image")
-    assert image.config["top_k"] == 8
-    assert len(image.experts) == image.config["experts"] in (32, 64)
+@pytest.mark.parametrize(("name", "billions", "active"), [("granite-3.0-1b-a400m", 1.3, 0.4),
+                                                          ("olmoe-1b-7b", 6.9, 1.3)])  # fmt: skip
+def test_published_dimensions(name: str, billions: float, active: float) -> None:
+    """The configs of the comparison are as large as their authors say."""
+    model = describe(json.loads(MODELS[name].read_text()), MODELS[name])
+    total = used = 0
+    for wanted in model.tensors:
+        if wanted.role.name == "output" and model.settings.tied:
+            continue
+        size = wanted.role.rows(model.settings) * wanted.role.columns(model.settings)
+        total += size
+        share = model.settings.top_k / model.settings.experts if wanted.expert is not None else 1
+        used += size * share
+    assert total / 1e9 == pytest.approx(billions, abs=0.05)
+    assert used / 1e9 == pytest.approx(active, abs=0.05)
 
 
 # --- work and routing from events -------------------------------------------------------------
@@ -418,7 +428,8 @@ def test_gguf_holds_the_same_weights(name: str, quant: str, tmp_path: Path) -> N
 
     config = json.loads(MODELS[name].read_text()) | {
         "hidden_size": 256, "intermediate_size": 256, "num_attention_heads": 4,
-        "num_key_value_heads": 4, "vocab_size": 300, "num_hidden_layers": 9,
+        "num_key_value_heads": 4, "vocab_size": 300, "num_hidden_layers": 9, "num_experts": 8,
+        "num_local_experts": 8,
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))

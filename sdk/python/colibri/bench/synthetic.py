@@ -223,8 +223,8 @@ class _Maker:
     def _floats(self, spec: TensorSpec, rows: int) -> Encoded:
         count = rows * spec.columns
         start = int(self._random.integers(_POOL))
-        drawn = np.resize(np.roll(self._pool, -start), count) * np.float32(self._gain(spec))
-        table = drawn.reshape(rows, spec.columns)
+        drawn = self._pool.take(np.arange(start, start + count), mode="wrap")
+        table = (drawn * np.float32(self._gain(spec))).reshape(rows, spec.columns)
         if self._sticky and spec.role.name == "embedding":
             table = self._alike(table)
         return encode(table, spec.kind, 0)
