@@ -17,7 +17,9 @@ typedef struct colibri_engine {
 /* Plans and carves the regions; the given memory is the engine's until it is used for another.
  * image, its storage and the platform's members must outlive the engine.
  * Errors: those of colibri_plan, ALIGNMENT, FP_ENV, STORAGE (weights LOADED),
- * UNSUPPORTED when weights are MAPPED and the storage cannot map. */
+ * UNSUPPORTED when weights are MAPPED and the storage cannot map (where 7), or when experts are bound and
+ * this build leaves backends out (where 8). Bindings: ARGUMENT with have = index of a wrong one (where 6),
+ * BACKEND when a backend refuses an expert. */
 colibri_status colibri_init(colibri_engine *engine, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
