@@ -171,6 +171,10 @@ class Engine:
             )
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
+        except MemoryError:
+            raise EngineError(
+                "this machine has not that much memory", hint="ask for less"
+            ) from None
         self.context = context or self.image.context
         self.vocabulary = self.image.vocabulary
 

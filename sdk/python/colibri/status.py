@@ -97,7 +97,7 @@ def _backend(s: RuntimeStatus) -> str:
 
 def _backend_hint(s: RuntimeStatus) -> str:
     if s.have == _BACKEND_MEMORY:
-        return f"give it {s.need:,} bytes, or bind fewer experts" if s.need else "bind fewer experts"
+        return f"give it {s.need:,} bytes" if s.need else "bind fewer experts to it"
     return "run again, or leave the expert to the CPU"
 
 
