@@ -22,6 +22,7 @@ enum { TOKENS = 3, ROWS = 7, MAX_SIZE = 200 };
 
 struct sample {
     colibri_expert_ffn call;
+    uint8_t order;
     uint8_t *record;
     float values[ROWS * MAX_SIZE];
     int8_t codes[ROWS * 256];
@@ -48,7 +49,8 @@ static uint32_t matrix_bytes(const colibri_matrix *m, const uint8_t *data)
 /* A matrix of numbers near 1 at an offset of the record, which grows. */
 static void matrix(struct sample *s, colibri_matrix *m, uint32_t type, uint32_t group, uint32_t rows, uint32_t columns)
 {
-    colibri_tensor t = {.type = (uint8_t)type, .group = (uint16_t)group, .rows = rows, .columns = columns};
+    colibri_tensor t = {.type = (uint8_t)type, .group = (uint16_t)group, .rows = rows, .columns = columns,
+                        .order = group != 0 ? s->order : COLIBRI_ORDER_ROWS};
     uint8_t *data = s->record + s->call.record_bytes;
     colibri_matrix_init(m, &t, data);
     uint32_t bytes = matrix_bytes(m, data);
@@ -157,9 +159,11 @@ struct shape {
     uint32_t type, group, up_type, up_group, down_type, down_group;
 };
 
-static void one_sample(const struct shape *p, uint32_t hidden, uint32_t inner, uint32_t activation, bool extras)
+static void one_sample(const struct shape *p, uint32_t hidden, uint32_t inner, uint32_t activation, bool extras,
+                       uint8_t order)
 {
     struct sample *s = begin_sample(hidden);
+    s->order = order;
     s->call.activation = activation;
     matrix(s, &s->call.gate, p->type, p->group, inner, hidden);
     matrix(s, &s->call.up, p->up_type, p->up_group, inner, hidden);
@@ -200,8 +204,8 @@ static void bits(void)
     for (uint32_t i = 0; i < sizeof shapes / sizeof shapes[0]; i++)
         for (uint32_t n = 0; n < sizeof sizes / sizeof sizes[0]; n++)
             for (uint32_t activation = COLIBRI_ACTIVATION_SILU; activation <= COLIBRI_ACTIVATION_CLAMPED; activation++)
-                for (int extras = 0; extras < 2; extras++)
-                    one_sample(&shapes[i], sizes[n][0], sizes[n][1], activation, extras != 0);
+                for (uint8_t way = 0; way < 4; way++)
+                    one_sample(&shapes[i], sizes[n][0], sizes[n][1], activation, (way & 1) != 0, way >> 1);
 }
 
 /* --- protocol: a backend that takes notes ----------------------------------------------------------- */

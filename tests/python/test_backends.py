@@ -20,6 +20,7 @@ from colibri.accelerator import FakeNpu, bound_experts, image_experts
 from colibri.boards import Accelerator, Figure, load_board
 from colibri.errors import EmulateError
 from colibri.generate import Request, generate
+from colibri.image_format import Order
 from colibri.pack import pack
 from colibri.sampling import Sampling
 from colibri_emulator.clock import EXPERT, MATMUL, Clock, Placement
@@ -46,13 +47,15 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Images:
     """A golden checkpoint packed with a type, or with a recipe; once each."""
     folder, made = tmp_path_factory.mktemp("backends"), {}
 
-    def image(family: str, quant: str = "q4", recipe: str = "") -> Image:
-        key = (family, quant, recipe)
+    def image(family: str, quant: str = "q4", recipe: str = "", order: Order = Order.ROWS) -> Image:
+        key = (family, quant, recipe, order)
         if key not in made:
             path = folder / f"{len(made)}.colibri"
             file = path.with_suffix(".toml")
             file.write_text(recipe)
-            pack(ck.GOLDEN / family, path, quant=quant, recipe=file if recipe else None)
+            pack(
+                ck.GOLDEN / family, path, quant=quant, recipe=file if recipe else None, order=order
+            )
             made[key] = Image(path)
         return made[key]
 
@@ -122,6 +125,14 @@ def test_types_of_one_layer_may_differ(images: Images, roles: str) -> None:
     expected = run(image, tokens, None, kernels="ref", batch=1)
     for experts in ("0-2", "all"):
         assert run(image, tokens, experts, batch=9, threaded=True) == expected
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
+def test_weights_in_tiles(images: Images, family: str) -> None:
+    image, tokens = images(family, "q4", order=Order.TILES), tokens_of(family)
+    assert any(tensor.order for tensor in image.tensors if tensor.is_expert)
+    expected = run(images(family), tokens, None)
+    assert run(image, tokens, "0-2", batch=7, workers=2, threaded=True) == expected
 
 
 def test_sequences_and_kv_types(images: Images) -> None:
