@@ -268,7 +268,7 @@ colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct ac
     status = colibri_offload_start(&away, &d, in, on_input ? d.weights : NULL, outputs);
     if (status != COLIBRI_OK)
         return status;
-    if (d.active_count != 0) {
+    if (colibri_offload_left(&d)) {
         colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values);
         colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_UP, in, d.token, up);
         colibri_activate(e, &inner, up, on_input ? d.weights : NULL);

@@ -37,7 +37,8 @@ typedef struct colibri_batch {
     uint64_t logits_floats;        /* capacity */
 } colibri_batch;
 
-/* All or nothing: a failed call leaves every sequence at the length it had. In a model with recurrent
+/* Errors: those that mend the call, NONFINITE, and BACKEND when a bound expert failed: the call may be repeated.
+ * All or nothing: a failed call leaves every sequence at the length it had. In a model with recurrent
  * states (short convolutions), a call that fails after its first step breaks the sequences it held:
  * they answer BROKEN until they are reset. */
 colibri_status colibri_infer(colibri_engine *engine, const colibri_batch *batch, colibri_error *error);
