@@ -4,6 +4,8 @@
  * copied to be routed: the kernels get lists of rows. */
 #include "dispatch.h"
 
+#include <string.h>
+
 #include "float_math.h"
 #include "offload.h"
 #include "size.h"
