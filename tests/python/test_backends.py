@@ -17,7 +17,7 @@ import pytest
 import checkpoints as ck
 from colibri import DoesNotFitError, Engine, EngineError, Image, _core, plan
 from colibri.accelerator import FakeNpu, bound_experts, image_experts
-from colibri.boards import Accelerator, Figure, load_board
+from colibri.boards import Accelerator, Figure, check_board_file, load_board
 from colibri.errors import EmulateError
 from colibri.generate import Request, generate
 from colibri.image_format import Order
@@ -471,6 +471,29 @@ def test_the_twin_with_bound_experts(tmp_path: Path, demo: Image) -> None:
     assert report.predicted.bytes_per_token["routed"] == 0
     layers, top_k = demo.config["layers"], demo.config["top_k"]
     assert routed == pytest.approx(layers * top_k * demo.experts[0].bytes, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "where", "what"),
+    [
+        ('memory_bytes = "4 MiB"', 'memory_bytes = "4M"', "accelerator.memory_bytes", "MiB"),
+        ('name = "npu"', "", "accelerator", "missing key 'name'"),
+        ('name = "npu"', 'name = "a=b"', "accelerator.name", ""),
+        ("read_Bps", "read_bps", "accelerator", "did you mean 'read_Bps'?"),
+        ("value = 100_000_000", "value = 0", "accelerator.dma_Bps.value", "out of range"),
+        ('cls = "declared"', 'cls = "guessed"', "accelerator.macs_per_s.cls", "declared"),
+    ],
+)
+def test_a_wrong_accelerator_table_is_named(
+    tmp_path: Path, old: str, new: str, where: str, what: str
+) -> None:
+    path = board_file(tmp_path)
+    head, table, tail = path.read_text().partition("[accelerator]")
+    assert old in tail
+    path.write_text(head + table + tail.replace(old, new, 1))
+    board, problems = check_board_file(path)
+    assert board is None
+    assert any(where in p.where and what in p.message for p in problems), problems
 
 
 def test_binding_on_a_board_without_an_accelerator(demo: Image) -> None:
