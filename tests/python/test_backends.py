@@ -148,7 +148,7 @@ def test_sequences_and_kv_types(images: Images) -> None:
 
 @pytest.mark.parametrize("sanitize", ["", SANITIZERS])
 def test_the_device_gives_what_the_operation_is_defined_to_give(sanitize: str) -> None:
-    assert program("backend", "bits", sanitize=sanitize) == "ok\n"
+    assert program("expert_ffn", sanitize=sanitize) == "ok\n"
 
 
 # --- protocol and failures -----------------------------------------------------------------------

@@ -37,7 +37,7 @@ typedef struct colibri_expert_ffn {
     const float *down_bias;
     const float *values;        /* inputs */
     const int8_t *codes;        /* the same quantised with the group of gate and up. NULL when these are of a */
-    const float *scales;        /* float type or have different groups: quantise values where a matrix asks for it */
+    const float *scales;        /* float type or have different groups: quantise values where a matrix asks */
     const float *row_weights;   /* or NULL */
     const uint16_t *in_rows;
     const uint16_t *out_rows;
