@@ -11,6 +11,8 @@
 #include "conformance.h"
 #include "program.h"
 
+extern const colibri_kernels COLIBRI_BOARD_KERNELS; /* may be one that kernels.h does not name */
+
 _Static_assert(sizeof(colibri_conformance_result) / 4 < COLIBRI_PROGRAM_RESULTS, "one word more");
 
 #ifdef __linux__
