@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include <string.h>
-
 #include "run.h"
+
+#include <string.h>
 
 #include "../src/bytes.h"
 #include "colibri/image.h"
