@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from colibri import Engine, Image
-from colibri.bench.machine import facts
+from colibri.bench.machine import busy, facts
 from colibri.bench.measure import Bench
 from colibri.bench.synthetic import Synthetic, make_synthetic
 from colibri.bench.trace import run_traced
@@ -126,7 +126,8 @@ def take_turns(
         advance = bar(len(programs) * given.rounds * len(given.threads))
         for round_number in range(given.rounds):
             for count in given.threads:
-                for program, (interpreter, script) in programs.items():
+                turns = list(programs.items())[:: 1 if round_number % 2 == 0 else -1]
+                for program, (interpreter, script) in turns:
                     logits = folder / f"{program}.npy" if round_number == 0 else None
                     job = {"model": str(files[program]), "threads": count, "seed": given.seed,
                            "prompts": given.prompts, "new": given.new, "kernels": given.kernels,
@@ -226,7 +227,8 @@ def main() -> int:
     given = arguments()
     if given.folder:
         given.folder.mkdir(parents=True, exist_ok=True)
-    models = []
+    models: list[dict[str, Any]] = []
+    machine = facts()
     try:
         python = environment(given.environment)
         for name in given.models or MODELS:
@@ -246,10 +248,12 @@ def main() -> int:
     except (ColibriError, OSError, subprocess.CalledProcessError) as error:
         note(f"error: {error}", style="bold red", markup=False)
         return 2
+    if said := busy(machine):
+        note(said, style="yellow")
     if given.json:
         settings = {"prompts": given.prompts, "new": given.new, "rounds": given.rounds,
                     "seed": given.seed, "kv": "f16"}  # fmt: skip
-        emit_json({"kind": "measured", "machine": facts(), "settings": settings, "models": models})
+        emit_json({"kind": "measured", "machine": machine, "settings": settings, "models": models})
     return 0
 
 

@@ -403,6 +403,15 @@ def test_huge_pages_are_those_of_the_mapping(monkeypatch: pytest.MonkeyPatch) ->
     assert [huge_bytes_at(a) for a in (0x1000, 0x3FFFFF, 0x600000)] == [0, 4 << 20, 0]
 
 
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for load in (0.1, 7.0):
+        monkeypatch.setattr(machine.os, "getloadavg", lambda load=load: (load, 0, 0))
+        said[load] = machine.busy(machine.facts() | {"cores": 2})
+    assert said[0.1] is None
+    assert "7 programs were running on 2 cores" in str(said[7.0])
+
+
 def test_map_and_touch(olmoe: Path) -> None:
     assert map_and_touch(olmoe) > 0
 
