@@ -176,13 +176,14 @@ def _figures(runs: dict[str, list[dict[str, Any]]], prompts: list[int]) -> dict[
         ]
     for key in ("first_token_s", "own_memory_bytes", "peak_rss_bytes"):
         rates[key] = [[r[key] for r in each] for each in runs.values()]
-    return {
-        key: {
-            "colibri": _short(statistics.median(ours)),
-            "llama_cpp": _short(statistics.median(theirs)),
-            "ratio": _short(statistics.median(a / b for a, b in zip(ours, theirs, strict=True))),
-        } for key, (ours, theirs) in rates.items()
-    }  # fmt: skip
+    found = {}
+    for key, (ours, theirs) in rates.items():
+        shown = int if key.endswith("bytes") else _short
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        found[key] = {"colibri": shown(statistics.median(ours)),
+                      "llama_cpp": shown(statistics.median(theirs)),
+                      "ratio": _short(ratio)}  # fmt: skip
+    return found
 
 
 def _short(value: float) -> float:
