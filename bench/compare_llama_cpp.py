@@ -34,6 +34,7 @@ from colibri.bench.trace import run_traced
 from colibri.cli.common import console, emit_json, note, progress, table
 from colibri.errors import ColibriError, PackError
 from colibri.units import format_bytes
+from colibri.weight_order import HOST, order_of_target
 from write_gguf import FILE_TYPES, write_gguf
 
 HERE = Path(__file__).resolve().parent
@@ -98,7 +99,8 @@ def environment(folder: Path) -> Path:
 
 def make_models(name: str, given: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
     """The model's image and its GGUF file."""
-    wish = Synthetic(MODELS[name], "q4", 32, given.routing, given.layers, given.seed)
+    wish = Synthetic(MODELS[name], "q4", 32, given.routing, given.layers, given.seed,
+                     order_of_target(HOST))  # fmt: skip
     ours, theirs = folder / f"{name}.colibri", folder / f"{name}-{given.llama_quant}.gguf"
     with progress(f"{name}: random weights") as bar:
         image = make_synthetic(wish, ours, bar)

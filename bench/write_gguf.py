@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from colibri import Image
 from colibri.errors import PackError
 from colibri.image import Tensor
+from colibri.image_format import TILE_ROWS, Order
 
 Codes = NDArray[np.int8]
 Kind = gguf.GGMLQuantizationType
@@ -156,19 +157,40 @@ def _codes(image: Image, tensor: Tensor, offset: int) -> tuple[Codes, np.float16
     """Codes, rows x columns, and the scale that all of them share."""
     data = np.frombuffer(image.read(offset, tensor.bytes), np.uint8)
     count = tensor.rows * tensor.columns
-    if tensor.columns % tensor.group or tensor.order:
-        raise PackError(f"has {tensor.columns} columns in order {tensor.order}", field=tensor.name,
-                        hint=f"a multiple of {tensor.group} in order 0 can be written")  # fmt: skip
-    if tensor.type_name == "q8":
-        codes = data[:count].view(np.int8)
-    else:
-        pairs = data[: count // 2].reshape(-1, 1, tensor.group // 2)
-        codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.int8) - np.int8(8)
+    if tensor.columns % tensor.group:
+        raise PackError(f"has {tensor.columns} columns", field=tensor.name,
+                        hint=f"a multiple of {tensor.group} can be written")  # fmt: skip
+    bits = 8 if tensor.type_name == "q8" else 4
+    stored = data[: count * bits // 8].reshape(tensor.rows, -1)
+    tiled = tensor.rows // TILE_ROWS * TILE_ROWS if tensor.order == Order.TILES else 0
+    codes = np.concatenate([
+        _of_tiles(stored[:tiled], bits).reshape(tiled, tensor.columns),
+        _of_rows(stored[tiled:], bits, tensor.group).reshape(-1, tensor.columns),
+    ])  # fmt: skip
     scales = data[-2 * tensor.rows * (tensor.columns // tensor.group) :].view("<f2")
     if (scales != scales[0]).any():
         raise PackError("has more than one scale", field=tensor.name,
                         hint="only images of random weights can be written")  # fmt: skip
     return codes.reshape(tensor.rows, tensor.columns), scales[0]
+
+
+def _of_rows(stored: NDArray[np.uint8], bits: int, group: int) -> Codes:
+    """Codes of order 0."""
+    if bits == 8:
+        return stored.view(np.int8)
+    pairs = stored.reshape(-1, 1, group // 2)
+    return np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.int8) - np.int8(8)
+
+
+def _of_tiles(stored: NDArray[np.uint8], bits: int) -> Codes:
+    """Codes of order 1: blocks of 16 rows x 4 bytes."""
+    blocks = stored.reshape(-1, TILE_ROWS, stored.shape[1]).reshape(
+        len(stored) // TILE_ROWS, stored.shape[1] // 4, TILE_ROWS, 4
+    )
+    rows = blocks.swapaxes(1, 2)  # tile, row, block, byte
+    if bits == 8:
+        return np.ascontiguousarray(rows).view(np.int8)
+    return np.stack([rows & 15, rows >> 4], axis=3).astype(np.int8) - np.int8(8)
 
 
 def _in_pairs(codes: Codes, head_size: int) -> Codes:

@@ -35,7 +35,7 @@ from colibri.checkpoint import Checkpoint
 from colibri.errors import ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import Image
-from colibri.image_format import Type, align
+from colibri.image_format import TILE_ROWS, Order, Type, align
 from colibri.image_writer import Layout, Slot, TensorSpec
 from colibri.pack import (
     DISTRIBUTION,
@@ -45,7 +45,7 @@ from colibri.pack import (
     tensor_specs,
     write_image,
 )
-from colibri.quantize import Encoded, encode
+from colibri.quantize import Encoded, encode, store
 from colibri.recipe import Recipe, make_recipe
 from colibri.sources import text_part
 
@@ -78,6 +78,7 @@ class Synthetic:
     routing: Routing = "uniform"
     layers: int | None = None
     seed: int = 0
+    order: Order = Order.ROWS
 
 
 def make_synthetic(
@@ -123,7 +124,7 @@ def _layout(wish: Synthetic, config: dict[str, object], model: Model, recipe: Re
     count = min(SELFTEST_TOKENS, model.settings.context)
     vocabulary = model.settings.vocabulary
     return Layout.of(
-        model.settings, model.layers, tensor_specs(model, columns, recipe),
+        model.settings, model.layers, tensor_specs(model, columns, recipe, wish.order),
         stop=(), tokens=[(2 * i + 1) * vocabulary // (2 * count) for i in range(count)],
         notes=_notes(wish, config, model, recipe), tokenizer_bytes=0,
     )  # fmt: skip
@@ -141,7 +142,7 @@ def _notes(wish: Synthetic, config: dict[str, object], model: Model, recipe: Rec
         "family": model.family.name,
         "recipe": {"name": recipe.name, "group": recipe.group},
         "synthetic": {"routing": wish.routing, "seed": wish.seed,
-                      "layers": model.settings.layers},
+                      "order": wish.order.name.lower(), "layers": model.settings.layers},
         "notes": [*model.notes, "random weights: for measurements only"],
     }  # fmt: skip
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
@@ -194,7 +195,7 @@ class _Maker:
             advance(spec.columns)
             yield encode(self._vector(spec)[None], spec.kind, spec.group)
             return
-        step = max(1, _CHUNK // spec.columns)
+        step = align(max(1, _CHUNK // spec.columns), TILE_ROWS)
         for start in range(0, spec.rows, step):
             rows = min(step, spec.rows - start)
             yield self._coded(spec, rows) if spec.group else self._floats(spec, rows)
@@ -213,12 +214,18 @@ class _Maker:
             codes = self._random.bytes(rows * padded).translate(_Q8)
         else:
             codes = self._random.bytes(rows * padded // 2).translate(_Q4)
-        if self._sticky and spec.role.name == "embedding":
-            codes = self._alike(np.frombuffer(codes, np.uint8).reshape(rows, -1)).tobytes()
-        if padded != spec.columns:
-            codes = _without_padding(codes, spec, rows)
         scale = np.array(self._gain(spec) / _DEVIATION[spec.kind], "<f2")
-        return Encoded(codes, scale.tobytes() * (rows * padded // spec.group))
+        alike = self._sticky and spec.role.name == "embedding"
+        if not alike and padded == spec.columns:  # as random in any order
+            return Encoded(codes, scale.tobytes() * (rows * padded // spec.group))
+        table = np.frombuffer(codes, np.uint8).reshape(rows, -1)
+        if alike:
+            table = self._alike(table)
+        coded = _codes(table, spec)
+        coded[:, spec.columns :] = 0
+        groups = padded // spec.group
+        return store(coded.reshape(rows, groups, spec.group), np.full((rows, groups), scale),
+                     spec.kind, spec.order)  # fmt: skip
 
     def _floats(self, spec: TensorSpec, rows: int) -> Encoded:
         count = rows * spec.columns
@@ -248,16 +255,9 @@ class _Maker:
         return np.full(spec.columns, 1.0 if one else 0.0, np.float32)
 
 
-def _without_padding(codes: bytes, spec: TensorSpec, rows: int) -> bytes:
-    """Code 0 in the columns that fill up a row's last group."""
-    kept = spec.columns % spec.group
-    per_byte = 1 if spec.kind is Type.Q8 else 2
-    table = np.frombuffer(codes, np.uint8).reshape(rows, -1).copy()
-    last = table[:, -(spec.group // per_byte) :]
+def _codes(table: NDArray[np.uint8], spec: TensorSpec) -> NDArray[np.int8]:
+    """Codes, rows x padded columns, that random bytes stand for."""
     if spec.kind is Type.Q8:
-        last[:, kept:] = 0
-    else:  # byte j holds elements j and j + half
-        half = spec.group // 2
-        last[:, kept:half] = last[:, kept:half] & 0xF0 | 0x08
-        last[:, max(0, kept - half) :] = last[:, max(0, kept - half) :] & 0x0F | 0x80
-    return table.tobytes()
+        return table.view(np.int8).copy()
+    pairs = np.stack([table & 15, table >> 4], axis=-1).reshape(len(table), -1)
+    return pairs.astype(np.int8) - np.int8(8)

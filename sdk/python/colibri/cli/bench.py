@@ -31,6 +31,7 @@ from colibri.cli.common import (
 from colibri.cli.pack import Quant
 from colibri.cli.requests import SEED_MAX, KernelsOption
 from colibri.units import format_bytes, parse_size
+from colibri.weight_order import HOST, order_of_target
 
 app = command("Measure speed on this machine, against what the machine can do at best.")
 
@@ -56,6 +57,10 @@ def bench(
     ] = None,
     layers: Annotated[
         int | None, typer.Option("--layers", min=1, help="Only the first layers of the config.")
+    ] = None,
+    target: Annotated[
+        str | None,
+        typer.Option("--target", metavar="BOARD", help="Whose order of weights. Default: host."),
     ] = None,
     keep: Annotated[
         Path | None,
@@ -98,12 +103,15 @@ def bench(
     the same rounds. Bytes and multiply-adds are the runtime's own trace.
     """
     made_only = {"--quant": quant, "--group": group, "--routing": routing, "--layers": layers,
-                 "--keep": keep}  # fmt: skip
+                 "--target": target, "--keep": keep}  # fmt: skip
     _check_source(image, config, made_only)
     what = Bench(prompt, new, context, kv, batch, kernels, _threads(threads), rounds, seed,
                  parse_size(probe) if probe else None)  # fmt: skip
     feed: Feed = "greedy" if image else "random"
-    wish = Synthetic(config, quant, group, routing or "uniform", layers, seed) if config else None
+    wish = None
+    if config is not None:
+        order = order_of_target(target or HOST)
+        wish = Synthetic(config, quant, group, routing or "uniform", layers, seed, order)
     with _image(image, wish, keep) as file, progress("measuring") as bar:
         fields = measure(file, what, feed, bar(what.steps))
     if wish is not None and keep is None:
