@@ -25,6 +25,7 @@ LEAST_PROBE_BYTES = 512 << 20
 CACHES_BEYOND = 4  # the probe reads so many times the last-level cache
 AHEAD = (0, 2048, 4096, 8192)  # bytes that the reading loop prefetches ahead
 PEAK_SECONDS = 0.1
+BUSY_LOAD = 0.5  # programs a core that spoil a measurement
 PAGES = {"4 KiB": False, "2 MiB": True}
 
 
@@ -99,9 +100,18 @@ def probe_bytes() -> int:
 
 
 def facts() -> dict[str, Any]:
-    """The machine, as its system describes it."""
+    """The machine, as its system describes it; `load` is of the minute before."""
     return {"cpu": _cpu_name(), "cores": os.cpu_count() or 1,
-            "last_level_cache_bytes": last_level_cache()}  # fmt: skip
+            "last_level_cache_bytes": last_level_cache(),
+            "load": round(os.getloadavg()[0], 2)}  # fmt: skip
+
+
+def busy(machine: dict[str, Any]) -> str | None:
+    """What to say when other work got in the way, by `facts` from before the measurement."""
+    if machine["load"] < BUSY_LOAD * machine["cores"]:
+        return None
+    return (f"note: {machine['load']:g} programs were running on {machine['cores']} cores before "
+            "the measurement: figures of several threads say little")  # fmt: skip
 
 
 def last_level_cache() -> int:
