@@ -28,16 +28,40 @@ enum {
 int colibri_posix_open(colibri_posix_file *file, const char *path, int mode);
 void colibri_posix_close(colibri_posix_file *file);
 
-/* Threads that sleep between calls. The thread that calls run is worker 0, so `workers` threads
- * work and workers - 1 are started. Items are handed out in contiguous stretches of equal length,
- * always to the same worker: rows of a matrix stay in that core's cache. */
+/* Threads for colibri_platform.pool. The thread that calls run works too, so a pool of n workers starts
+ * n - 1, but no more than this process has CPUs for: more would only stand in each other's way. Each
+ * has a contiguous stretch of the items, the same in every run of as many items, so that rows of a
+ * matrix stay in its core's cache; who is done early helps the others.
+ *
+ * After a run the threads look for the next one for a moment, so that the runs of a forward pass start
+ * without a system call, and then sleep: an idle pool takes no CPU time. They have the floating-point
+ * environment of the thread that creates the pool (POSIX: it is inherited); create it in the one that
+ * docs/numerics.md asks for. */
 typedef struct colibri_posix_pool colibri_posix_pool;
 
-/* NULL when memory or threads are missing. workers: 1 .. 64. */
+#define COLIBRI_POSIX_NO_SPIN UINT32_MAX
+
+typedef struct colibri_posix_pool_options {
+    uint32_t struct_bytes;
+    uint32_t workers;       /* 1 .. 64 */
+    uint32_t spin_us;       /* how long a waiting thread looks before it sleeps. 0: 100, or none with
+                             * more threads than CPUs; COLIBRI_POSIX_NO_SPIN: none */
+    uint32_t pin;           /* 1: each started thread stays on a CPU of its own among those of the
+                             * process, the first one left to the caller, who is not moved. Linux only */
+    uint32_t oversubscribe; /* 1: workers - 1 threads, however few CPUs there are */
+} colibri_posix_pool_options;
+
+/* NULL with errno: EINVAL (a value out of range), ENOMEM or EAGAIN (memory or threads are missing),
+ * ENOTSUP (pin is not to be had here). */
+colibri_posix_pool *colibri_posix_pool_create_with(const colibri_posix_pool_options *options);
+
+/* The same with nothing but the number of workers. */
 colibri_posix_pool *colibri_posix_pool_create(uint32_t workers);
+
+/* Ends the threads. NULL is allowed. Not during a run. */
 void colibri_posix_pool_destroy(colibri_posix_pool *pool);
 
-/* For colibri_platform.pool; lives as long as the pool. One run at a time. */
+/* For colibri_platform.pool; lives as long as the pool. One run at a time, and none from a task. */
 const colibri_pool *colibri_posix_pool_interface(const colibri_posix_pool *pool);
 
 #ifdef __cplusplus
