@@ -78,9 +78,11 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
         name = "image" if lack.part == IMAGE else lack.part
         row = Row(lack.region, name, 0, lack.need, "has no place")
         return BoardMemory((), (*reserved, row), str(error), replace(lack, part=name))
+    cores = board.firmware_cores
+    stacks = "stack" if cores == 1 else f"stacks of {cores} cores"
     spans = [
         ("firmware", layout.code_start, layout.code_limit, "code and constants, at most"),
-        ("firmware", layout.data_start, layout.data_limit, "stack and static data"),
+        ("firmware", layout.data_start, layout.data_limit, f"{stacks} and static data"),
         ("logits", layout.logits_base, layout.logits_base + layout.logits_bytes,
          "one row, the application's"),
         ("image", layout.model_base, layout.model_base + layout.model_bytes,
@@ -88,7 +90,7 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
     ]  # fmt: skip
     if layout.data_start < layout.code_limit:  # one region: a single row for both
         start, end = layout.code_start, max(layout.code_limit, layout.data_limit)
-        spans[:2] = [("firmware", start, end, "code, constants, static data and stack")]
+        spans[:2] = [("firmware", start, end, f"code, constants, static data and {stacks}")]
     rows = [_row_at(board, *span) for span in spans]
     free = tuple(FreeRegion(r.name, r.base, r.size, r.rank) for r in layout.regions)
     return BoardMemory(free, (*reserved, *rows))
