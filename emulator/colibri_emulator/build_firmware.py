@@ -170,7 +170,10 @@ class _Build:
 
     def bare_metal(self, layout: Layout) -> None:
         """ELF, map and library for the board's memory map."""
-        firmware, smp = data_path("emulator", "firmware"), data_path("sdk", "c", "ports", "baremetal")
+        firmware, smp = (
+            data_path("emulator", "firmware"),
+            data_path("sdk", "c", "ports", "baremetal"),
+        )
         script = self.folder / "board.ld"
         script.write_text(linker_script(self.board, layout), "utf-8")
         generated = self.folder / "board.c"

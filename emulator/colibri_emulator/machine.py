@@ -97,9 +97,7 @@ class Machine(Protocol):
         """Runs one request to its end."""
 
 
-def pick_machine(
-    board: Board, prefer: EngineName | None = None, *, workers: int = 1
-) -> Machine:
+def pick_machine(board: Board, prefer: EngineName | None = None, *, workers: int = 1) -> Machine:
     """The engine that can run a board's firmware.
 
     Unicorn comes first: its memory map is exactly the board's.  QEMU takes what Unicorn lacks

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -188,6 +190,23 @@ def test_linux_board_with_threads_gives_the_same_bits(
     result = machine.run(firmware(LINUX, machine.target, "zig"), request(prompt, workers=3))
     assert (list(result.tokens), result.logits_crc32) == (host.tokens, host.logits_crc32)
     assert result.instructions is None  # not exact over threads, so not given
+
+
+def test_linux_program_tells_about_huge_pages(
+    firmware: Build, prompt: tuple[int, ...], host: Generation
+) -> None:
+    machine = machine_for(LINUX, "qemu", "zig")
+    made = firmware(LINUX, machine.target, "zig")
+    words = [str(made.elf), str(made.model), ",".join(map(str, prompt)), "huge=1", "kv=2"]
+    settings = [f"max_new={NEW}", f"context={CONTEXT}", "ignore_eos=1", "workers=1"]
+    done = subprocess.run(
+        [PROGRAM[LINUX], *words, *settings], capture_output=True, text=True, check=True
+    )
+    out = json.loads(done.stdout)
+    assert (out["tokens"], out["logits_crc32"]) == (host.tokens, host.logits_crc32)
+    held, huge, reason = out["pages"]
+    assert huge <= held
+    assert reason or huge == held >= made.model.stat().st_size
 
 
 SINGLE = ("-accel", "tcg,thread=single")  # QEMU's cores take turns on one thread of the host

@@ -29,7 +29,7 @@ def test_threads_have_the_environment_of_their_creator() -> None:
 
 
 def test_an_idle_pool_sleeps() -> None:
-    """CPU time of the process, in ms, over a second without work: a looking thread would take it."""
+    """CPU time in ms of a second without work, which a thread that looks would fill."""
     assert float(program("pool", "idle")) < 50
 
 

@@ -16,17 +16,33 @@ typedef struct colibri_posix_file {
     colibri_storage storage; /* pass its address to colibri_image_open */
     int descriptor;
     int error;               /* errno of the last failed open */
-    void *mapping;           /* whole file, or NULL */
+    const void *mapping;     /* the whole image, or NULL */
+    void *reserved;          /* what close unmaps, and its length */
+    uint64_t reserved_bytes;
+    uint64_t own_bytes;      /* memory that holds a copy of the file */
+    const char *reason;      /* why there is none although it was asked for */
 } colibri_posix_file;
 
 enum {
     COLIBRI_POSIX_MAP = 0,   /* map the file; weights are used in place */
-    COLIBRI_POSIX_READ = 1   /* never map: every byte goes through pread */
+    COLIBRI_POSIX_READ = 1,  /* never map: every byte goes through pread */
+    COLIBRI_POSIX_HUGE = 2   /* copy the file into huge pages (Linux); where that cannot be, map it */
 };
 
 /* 0, or -1 with error set (ENOENT, EISDIR, ...). The struct must not move while it is open. */
 int colibri_posix_open(colibri_posix_file *file, const char *path, int mode);
 void colibri_posix_close(colibri_posix_file *file);
+
+/* How the memory of a file opened with COLIBRI_POSIX_HUGE lies. A CPU that reads weights from pages of
+ * 4 KiB has to look up five hundred times as many addresses. What it costs: the whole file is read
+ * before the open returns, and memory of its size belongs to this process, while mapped pages of a
+ * file are the system's, which may drop them and read them again. */
+typedef struct colibri_posix_pages {
+    uint64_t bytes;      /* memory that holds a copy of the image; 0: the file is mapped */
+    uint64_t huge_bytes; /* of these in huge pages now, as the kernel counts them */
+    const char *reason;  /* why not all of it is, or why the file is mapped; NULL: all is well */
+} colibri_posix_pages;
+void colibri_posix_file_pages(const colibri_posix_file *file, colibri_posix_pages *pages);
 
 /* Threads for colibri_platform.pool. The thread that calls run works too, so a pool of n workers starts
  * n - 1, but no more than this process has CPUs for: more would only stand in each other's way. Each
