@@ -3,6 +3,7 @@
  * every CPU engine executes, and a template for an application of your own. */
 #include "board.h"
 #include "colibri/colibri.h"
+#include "colibri/kernels.h"
 #include "mailbox.h"
 
 /* The image lies in memory-mapped flash or RAM; its weights are used in place. */
@@ -72,6 +73,7 @@ static colibri_status start_cores(void)
 {
     uint32_t workers = colibri_mailbox.workers;
     platform.struct_bytes = sizeof platform;
+    platform.kernels = &COLIBRI_BOARD_KERNELS;
     if (workers <= 1) {
         return stage(COLIBRI_STAGE_CORES, COLIBRI_OK, 0);
     }
