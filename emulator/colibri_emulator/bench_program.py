@@ -244,7 +244,8 @@ def run_program(
 def _run_linux(cpu: Cpu, elf: Path, arguments: Sequence[int], timeout: float) -> ProgramResult:
     with tempfile.TemporaryDirectory(prefix="cq-") as name:
         log = Path(name) / "log"
-        command = [*cpu.qemu, *counting(cpu.program, log), str(elf), *map(str, arguments)]
+        words = [f"{argument:08x}" for argument in arguments]
+        command = [*cpu.qemu, *counting(cpu.program, log), str(elf), *words]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout, check=False
@@ -258,4 +259,4 @@ def _run_linux(cpu: Cpu, elf: Path, arguments: Sequence[int], timeout: float) ->
             raise ProgramFaultError(f"{cpu.name}: ended by {number}. {told}", file=elf)
         if done.returncode or len(words) != RESULTS:
             raise EmulateError(f"{cpu.name}: {told or f'exit code {done.returncode}'}", file=elf)
-        return ProgramResult(tuple(map(int, words)), read_count(log))
+        return ProgramResult(tuple(int(word, 16) for word in words), read_count(log))
