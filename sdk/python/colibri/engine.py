@@ -126,6 +126,8 @@ class Engine:
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
         Record events for `take_trace`.
+    recorder : _core.Recorder, optional
+        Gets the activations that meet each weight matrix (`colibri.calibrate`); one worker only.
 
     Raises
     ------
@@ -148,6 +150,7 @@ class Engine:
         memory: Sequence[MemoryRegion] | None = None,
         threads: int | None = None,
         trace: bool = False,
+        recorder: _core.Recorder | None = None,
     ) -> None:
         self.image = image if isinstance(image, Image) else Image(image)
         limits = make_limits(
@@ -159,7 +162,7 @@ class Engine:
             regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
         try:
             self.core = _core.Engine(
-                self.image.core, limits, regions, kernels, threads or workers, trace
+                self.image.core, limits, regions, kernels, threads or workers, trace, recorder
             )
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None

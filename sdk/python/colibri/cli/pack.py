@@ -46,6 +46,14 @@ def pack(
         Path | None,
         typer.Option("--recipe", metavar="FILE", help="TOML file with a type per role."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="FILE",
+            help="UTF-8 text, or .json list of token ids, that q8 and q4 shall lose least on.",
+        ),
+    ] = None,
     layout: Annotated[
         Literal["monolithic", "sharded", "hybrid"],
         typer.Option("--layout", help="Everything in one file, or experts beside it."),
@@ -68,7 +76,7 @@ def pack(
     with progress("packing") as bar:
         packed = pack_checkpoint(
             checkpoint, output, quant=quant, group=group, recipe=recipe,
-            jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
+            calibration_text=calibrate, jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
         )  # fmt: skip
     if as_json:
         emit_json(_fields(packed))
