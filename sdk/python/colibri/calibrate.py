@@ -246,9 +246,11 @@ def calibrate(
         "auto", [(at, t.bytes, t.name in pairs) for at, (_, t) in matrices.items()]
     )
     engine = Engine(opened, context=len(tokens.windows[0]), batch=_BATCH, recorder=recorder)
+    output = any(spec.role.name == "output" for spec in wanted)  # meets a token whose logits count
     for window in tokens.windows:
         engine.reset(0)
-        engine.infer(window)
+        for at in range(0, len(window), _BATCH):
+            engine.infer(window[at : at + _BATCH], all_logits=output)
         progress(len(window))
     inputs = _sort(matrices, recorder)
     return Calibration(tokens, inputs, (*notes, *_unmet(matrices, inputs)))
