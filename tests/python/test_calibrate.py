@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 import checkpoints as ck
 from colibri import calibrate as module
-from colibri import cli
+from colibri import cli, compensate
 from colibri._core import GLOBAL_LAYER
 from colibri.calibrate import Block, Calibration, Inputs, Tokens, calibrate
 from colibri.compensate import Factor
@@ -53,7 +53,7 @@ def moments(columns: int, seed: int = 0) -> Doubles:
 
 
 def cost(
-    x: NDArray[np.float32], y: tuple[NDArray[np.int8], NDArray[np.float16]], h: Doubles
+    x: NDArray[np.float32], y: tuple[NDArray[Any], NDArray[np.float16]], h: Doubles
 ) -> float:
     error = x - (y[0] * y[1].astype(np.float64)[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
     return float(((error @ h) * error).sum())
@@ -73,7 +73,10 @@ def test_the_factor_is_what_it_says() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [64, 40])
-def test_inputs_that_do_not_hang_together_change_nothing(kind: Type, columns: int) -> None:
+def test_inputs_that_do_not_hang_together_change_nothing(
+    monkeypatch: pytest.MonkeyPatch, kind: Type, columns: int
+) -> None:
+    monkeypatch.setattr(compensate, "ROUNDS", 0)
     x = np.random.default_rng(1).normal(0, 0.05, (30, columns)).astype(np.float32)
     plain = quantize(x, kind, 32)
     for importance in (Factor.of(np.eye(columns) * 3), np.full(columns, 0.25)):
@@ -102,8 +105,9 @@ def test_compensation_lowers_the_error_of_the_products(
     assert not compensated[0].reshape(48, -1)[:, columns:].any()
 
 
-def test_each_code_is_the_nearest_to_what_is_left() -> None:
+def test_each_code_is_the_nearest_to_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     """The sum that is made small, written out: lower^T times the error, weighted."""
+    monkeypatch.setattr(compensate, "ROUNDS", 0)
     x = np.random.default_rng(3).normal(0, 0.05, (5, 32)).astype(np.float32)
     factor = Factor.of(moments(32))
     codes, scales = quantize(x, Type.Q4, 32, factor)
@@ -113,6 +117,30 @@ def test_each_code_is_the_nearest_to_what_is_left() -> None:
         left = factor.lower.T @ error
         inside = (codes[row, 0] > -8) & (codes[row, 0] < 7)
         assert (np.abs(left[inside]) <= np.abs(step[row]) * 0.5000001).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("group", [32, 64])
+def test_polishing_ends_where_no_code_alone_can_be_better(
+    monkeypatch: pytest.MonkeyPatch, kind: Type, group: int
+) -> None:
+    x = np.random.default_rng(6).normal(0, 0.05, (12, 64)).astype(np.float32)
+    h = moments(64, seed=1)
+    costs = []
+    for rounds in (0, 1, 2, 40):
+        monkeypatch.setattr(compensate, "ROUNDS", rounds)
+        found = quantize(x, kind, group, Factor.of(h))
+        costs.append(cost(x, found, h))
+    assert costs == sorted(costs, reverse=True)
+    assert costs[-1] < 0.95 * costs[0]
+    codes, scales = found[0].astype(np.int16), found[1]
+    low, high = (-127, 127) if kind is Type.Q8 else (-8, 7)
+    for place in np.ndindex(codes[:2].shape):
+        for change in (-1, 1):
+            tried = codes.copy()
+            tried[place] += change
+            if low <= tried[place] <= high:
+                assert cost(x, (tried, scales), h) >= costs[-1] * (1 - 1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)

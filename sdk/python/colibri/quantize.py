@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.compensate import Doubles, Factor, round_column
+from colibri.compensate import Doubles, Factor, polish, round_column
 from colibri.image_format import GROUPS, Type, align
 
 Floats = NDArray[np.float32]
@@ -159,17 +159,19 @@ def _compensate(
     scales: NDArray[np.float16],
 ) -> None:
     """Fills codes (columns x rows) and scales (groups x rows)."""
-    target = weights.astype(np.float64)
-    group = len(weights) // len(scales)
-    for number in reversed(range(len(scales))):
+    exact = weights.astype(np.float64)
+    target, found, steps = exact.copy(), np.empty_like(exact), np.empty(scales.shape)
+    group = len(exact) // len(steps)
+    for number in reversed(range(len(steps))):
         part = slice(number * group, (number + 1) * group)
         cost = _group_weights(factor.weights[part], group, group)
-        _, scales[number] = _search(target[part].astype(np.float32), kind, cost)
-        step = scales[number].astype(np.float64)
+        steps[number] = _search(target[part].astype(np.float32), kind, cost)[1]
         for j in reversed(range(part.start, part.stop)):
-            code = round_column(target[j], step, *RANGES[kind])
-            codes[j] = code
-            target[:j] += factor.lower[j, :j, None] * (weights[j] - code * step)
+            found[j] = round_column(target[j], steps[number], *RANGES[kind])
+            lost = exact[j] - found[j] * steps[number]
+            target[:j] += factor.lower[j, :j, None] * lost
+    polish(exact, factor.moments, found, steps, RANGES[kind])
+    codes[:], scales[:] = found, steps
 
 
 def pack_nibbles(codes: NDArray[np.int8]) -> NDArray[np.uint8]:

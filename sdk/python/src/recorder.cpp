@@ -93,18 +93,21 @@ void Recorder::add_tokens(Sums &sums, const colibri_matmul &m)
     sums.tokens += m.tokens;
 }
 
+// Entries go one by one, so that the sums are never there twice.
 nb::list Recorder::take()
 {
     if (failed) throw std::bad_alloc();
     nb::list out;
-    for (const auto &[address, sums] : found) {
+    while (!found.empty()) {
+        const auto entry = found.begin();
+        const Sums &sums = entry->second;
         double *values = nullptr;
         Array<double> array = sums.products ? new_array<double>({sums.columns, sums.columns}, values)
                                             : new_array<double>({sums.columns}, values);
         std::copy(sums.values.begin(), sums.values.end(), values);
-        out.append(nb::make_tuple(address, sums.rows, sums.tokens, array));
+        out.append(nb::make_tuple(entry->first, sums.rows, sums.tokens, array));
+        found.erase(entry);
     }
-    found.clear();
     return out;
 }
 
