@@ -41,7 +41,7 @@ sys.path.insert(0, str(ROOT / "tests/python"))
 Make = Callable[[Path], Path]
 
 
-def nearest(rows: NDArray[np.float32], kind: Type, group: int, _: Any = None) -> Encoded:
+def nearest(rows: NDArray[np.float32], kind: Type, group: int, *_: Any) -> Encoded:
     """Round to nearest with the scale that reaches the largest magnitude; no search."""
     if not group:
         return encode(rows, kind, group)

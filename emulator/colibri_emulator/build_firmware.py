@@ -24,6 +24,7 @@ from colibri._data import data_path
 from colibri.boards import Board
 from colibri.errors import BuildError
 from colibri_emulator.image_needs import ImageNeeds, image_needs
+from colibri_emulator.kernel_tables import REF, KernelTable, pick_table
 from colibri_emulator.layout import EngineRegion, Layout, board_layout
 from colibri_emulator.linker import board_source, linker_script
 from colibri_emulator.toolchain import (
@@ -53,6 +54,7 @@ class Firmware:
     board: str
     target: str
     toolchain: str
+    kernels: str
     elf: Path
     model: Path
     map: Path
@@ -79,6 +81,7 @@ def load_firmware(folder: str | Path) -> Firmware:
             board=record["board"],
             target=record["target"],
             toolchain=record["toolchain"],
+            kernels=record["kernels"],
             elf=folder / record["elf"],
             model=folder / record["model"],
             map=folder / record["map"],
@@ -100,6 +103,7 @@ def build_firmware(
     toolchain: ToolchainName = "auto",
     target: str | None = None,
     kv: Sequence[str] = ALL_KV,
+    kernels: str = "auto",
     optimise: str | None = None,
     copy_model: bool = True,
 ) -> Firmware:
@@ -119,6 +123,8 @@ def build_firmware(
         Another target than the board's own, for CPUs that an emulator lacks.
     kv : sequence of str
         KV types that the firmware can be asked for; f32 is always in.
+    kernels : str
+        Kernel table by name; auto takes the fastest that the board's first core can run.
     optimise : str, optional
         One level for everything.  Default: kernels -O2, the rest -Os.
     copy_model : bool
@@ -138,7 +144,8 @@ def build_firmware(
     with _new_folder(output) as folder:
         bare = board.os == "none"
         layout = board_layout(board, needs.bytes, needs.vocabulary) if bare else None
-        build = _Build(board, needs, compiler, folder, optimise)
+        table = pick_table(target, board.cores[0], kernels)
+        build = _Build(board, needs, compiler, folder, table, optimise)
         if layout is not None:
             build.bare_metal(layout)
         else:
@@ -149,6 +156,7 @@ def build_firmware(
             board=board.id,
             target=target,
             toolchain=compiler.name,
+            kernels=table.name,
             elf=Path("firmware.elf"),
             model=Path("model.colibri") if copy_model else image.resolve(),
             map=Path("firmware.map"),
@@ -166,6 +174,7 @@ class _Build:
     needs: ImageNeeds
     compiler: Zig | Gcc
     folder: Path
+    table: KernelTable
     optimise: str | None
 
     def bare_metal(self, layout: Layout) -> None:
@@ -176,8 +185,9 @@ class _Build:
         generated = self.folder / "board.c"
         generated.write_text(board_source(self.board, layout, self.needs.vocabulary), "utf-8")
         start = [Source(firmware / name, _start_flags(name)) for name in self.compiler.target.start]
-        own = [Source(firmware / name) for name in ("start_common.c", "runner.c", "mem.c")]
-        sources = [*start, *own, Source(generated)]
+        own = [Source(firmware / name) for name in ("start_common.c", "mem.c")]
+        runner = Source(firmware / "runner.c", self._choice())
+        sources = [*start, *own, runner, Source(generated)]
         objects = [*self._compile(sources, [firmware]), *self._runtime()]
         self.compiler.link(
             objects, script, self.folder / "firmware.elf", self.folder / "firmware.map"
@@ -187,7 +197,7 @@ class _Build:
         """Static executable, map and library for Linux."""
         posix = data_path("sdk", "c", "ports", "posix")
         sources = [Source(path) for path in sorted(posix.glob("*.c"))]
-        sources.append(Source(data_path("emulator", "firmware", "linux_main.c")))
+        sources.append(Source(data_path("emulator", "firmware", "linux_main.c"), self._choice()))
         objects = [*self._compile(sources, [posix]), *self._runtime()]
         if not isinstance(self.compiler, Zig):
             raise BuildError("only zig brings a static C library for Linux boards")
@@ -198,14 +208,26 @@ class _Build:
     def _runtime(self) -> list[Path]:
         """The runtime's objects, which also make the library."""
         root = data_path("sdk", "c")
-        kernels = sorted((root / "kernels" / "ref").glob("*.c"))
         rest = [path for path in sorted((root / "src").glob("*.c")) if path.name not in _NAMES]
         defines = tuple(self.needs.defines())
-        sources = [Source(path, ("-ffreestanding", "-O2", *defines)) for path in kernels]
+        sources = [
+            Source(path, ("-ffreestanding", "-O2", *defines, *flags))
+            for path, flags in self._kernels(root / "kernels")
+        ]
         sources += [Source(path, ("-ffreestanding", "-Os", *defines)) for path in rest]
         objects = self._compile(sources, [root / "src"])
         self.compiler.archive(objects, self.folder / "libcolibri.a")
         return objects
+
+    def _kernels(self, folder: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
+        """Files of the reference and of the chosen table, with the flags that are their own."""
+        for table in dict.fromkeys((REF, self.table)):
+            flags = table.gcc if isinstance(self.compiler, Gcc) else table.zig
+            found = {f for pattern in table.files for f in (folder / table.folder).glob(pattern)}
+            yield from ((path, flags) for path in sorted(found))
+
+    def _choice(self) -> tuple[str, ...]:
+        return (f"-DCOLIBRI_BOARD_KERNELS={self.table.symbol}",)
 
     def _compile(self, sources: Sequence[Source], includes: Sequence[Path]) -> list[Path]:
         if self.optimise is not None:

@@ -11,6 +11,7 @@
 #include <string.h>
 
 #include "colibri/colibri.h"
+#include "colibri/kernels.h"
 #include "colibri_posix.h"
 
 enum { MAX_NEW, IGNORE_EOS, CONTEXT, BATCH, WORKERS, KV, TEMPERATURE, TOP_K, TOP_P, SEED, SELFTEST,
@@ -122,7 +123,8 @@ static colibri_limits limits_of(const request *q)
 static int prepare(run *r, const request *q)
 {
     colibri_limits limits = limits_of(q);
-    colibri_platform platform = { .struct_bytes = sizeof platform };
+    colibri_platform platform = { .struct_bytes = sizeof platform,
+                                  .kernels = &COLIBRI_BOARD_KERNELS };
     if (failed(r, "open", colibri_image_open(&r->image, &r->file.storage, NULL, 0, &r->error))) {
         return 1;
     }

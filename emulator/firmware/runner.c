@@ -3,6 +3,7 @@
  * every CPU engine executes, and a template for an application of your own. */
 #include "board.h"
 #include "colibri/colibri.h"
+#include "colibri/kernels.h"
 #include "mailbox.h"
 
 /* The image lies in memory-mapped flash or RAM; its weights are used in place. */
@@ -77,7 +78,8 @@ static colibri_status prepare(void)
                               .kv = colibri_mailbox.kv,
                               .profile = colibri_board_profile,
                               .weights = COLIBRI_WEIGHTS_MAPPED };
-    colibri_platform platform = { .struct_bytes = sizeof platform };
+    colibri_platform platform = { .struct_bytes = sizeof platform,
+                                  .kernels = &COLIBRI_BOARD_KERNELS };
     storage.struct_bytes = sizeof storage;
     storage.bytes = colibri_board_model_bytes;
     storage.map = map_model;

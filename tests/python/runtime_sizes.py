@@ -102,7 +102,7 @@ def code_bytes(made: Firmware) -> tuple[Counter[str], int]:
 def build(image: Path, folder: Path, toolchain: str, **more: Any) -> Firmware:
     """The firmware of the small board with one KV type."""
     board = load_board(BOARD)
-    more = {"toolchain": toolchain, "kv": (KV,), "copy_model": False, **more}
+    more = {"toolchain": toolchain, "kv": (KV,), "copy_model": False, "kernels": "ref", **more}
     return build_firmware(board, image, folder, **more)
 
 

@@ -52,9 +52,7 @@ def moments(columns: int, seed: int = 0) -> Doubles:
     return np.asarray(found + 0.01 * np.trace(found) / columns * np.eye(columns))
 
 
-def cost(
-    x: NDArray[np.float32], y: tuple[NDArray[Any], NDArray[np.float16]], h: Doubles
-) -> float:
+def cost(x: NDArray[np.float32], y: tuple[NDArray[Any], NDArray[np.float16]], h: Doubles) -> float:
     error = x - (y[0] * y[1].astype(np.float64)[..., None]).reshape(len(x), -1)[:, : x.shape[1]]
     return float(((error @ h) * error).sum())
 

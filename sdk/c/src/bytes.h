@@ -4,7 +4,6 @@
 #define COLIBRI_BYTES_H
 
 #include <stdint.h>
-#include <string.h>
 
 static inline uint32_t colibri_load_u16(const uint8_t *p)
 {
@@ -21,18 +20,20 @@ static inline uint64_t colibri_load_u64(const uint8_t *p)
     return colibri_load_u32(p) | (uint64_t)colibri_load_u32(p + 4) << 32;
 }
 
+/* A union, not memcpy: freestanding code has no builtin one, so each would be a call. */
+union colibri_word {
+    float value;
+    uint32_t bits;
+};
+
 static inline uint32_t colibri_float_bits(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
+    return (union colibri_word){.value = x}.bits;
 }
 
 static inline float colibri_float_from_bits(uint32_t bits)
 {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return (union colibri_word){.bits = bits}.value;
 }
 
 /* Neither NaN nor infinity. */

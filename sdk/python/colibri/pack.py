@@ -18,7 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -30,7 +30,7 @@ from colibri.checkpoint import Checkpoint
 from colibri.errors import CheckpointError, EngineError, ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import check_path
-from colibri.image_format import ROLES
+from colibri.image_format import ROLES, TILE_ROWS, Order, can_tile
 from colibri.image_writer import ImageWriter, Layout, Slot, TensorSpec
 from colibri.matching import Matched, match_tensors
 from colibri.quantize import Encoded, RangeError, encode
@@ -77,6 +77,7 @@ def pack(
     group: int | None = None,
     recipe: Path | None = None,
     calibration_text: Path | None = None,
+    order: Order = Order.ROWS,
     jobs: int = 1,
     progress: Callable[[int], Progress] | None = None,
     selftest: Selftest | None = None,
@@ -90,6 +91,9 @@ def pack(
     calibration_text : Path, optional
         Text that the model reads first, in f32, so that q8 and q4 lose least on what its matrices
         meet (`colibri.calibrate`).  Needs room for an f32 image beside the target.
+    order : Order
+        Order of the weights, as `colibri.weight_order` finds it for a board.  Tensors that cannot
+        have it stay in rows.
     jobs : int
         Threads that encode; the image does not depend on it.
     progress : callable, optional
@@ -110,14 +114,14 @@ def pack(
     model = describe(source.config, source.config_file, source.adapt)
     matched = match_tensors(source, model)
     types = make_recipe(quant, group, recipe)
-    plan = _Plan.of(source, model, matched, types)
+    plan = _Plan.of(source, model, matched, types, order)
     _check_tokenizer(source)
     begin = progress or (lambda _: lambda _: None)
     if calibration_text is not None:
         calibration = _calibrate(
             source, model, matched, plan, calibration_text, target, jobs, begin
         )
-        plan = _Plan.of(source, model, matched, types, calibration)
+        plan = _Plan.of(source, model, matched, types, order, calibration)
     _write(plan, target, jobs, begin(plan.parameters), selftest or runtime_selftest)
     return Packed(target, plan.layout.file_bytes, plan.parameters, plan.bits_per_weight,
                   plan.roles, plan.notes)  # fmt: skip
@@ -197,9 +201,9 @@ class _Plan:
     @classmethod
     def of(
         cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe,
-        calibration: Calibration | None = None,
+        order: Order = Order.ROWS, calibration: Calibration | None = None,
     ) -> _Plan:  # fmt: skip
-        specs = _specs(model, matched, recipe)
+        specs = _specs(model, matched, recipe, order)
         counts = {spec: _copies(spec, model) * spec.rows * spec.columns for spec in specs}
         sizes = {spec: _copies(spec, model) * spec.bytes for spec in specs}
         roles = {name: sum(sizes[s] for s in specs if s.role.name == name) for name in ROLES}
@@ -213,7 +217,7 @@ class _Plan:
         layout = Layout.of(
             model.settings, model.layers, specs,
             stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
-            notes=_notes_section(source, model, recipe, calibration, by_role, bits, notes),
+            notes=_notes_section(source, model, recipe, calibration, by_role, bits, notes, order),
             tokenizer_bytes=len(source.tokenizer or b""),
         )  # fmt: skip
         sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
@@ -226,21 +230,26 @@ def _key(role: str, layer: int | None, expert: int | None) -> tuple[str, int | N
 
 
 def _rows_of(wanted: Wanted, tensor: Tensor) -> Source:
-    return lambda: tensor.rows(_CHUNK)
+    return lambda: tensor.rows(_CHUNK, TILE_ROWS)
 
 
 def _row_of(vector: Floats) -> Source:
     return lambda: iter([vector[None]])
 
 
-def _specs(model: Model, matched: Matched, recipe: Recipe) -> list[TensorSpec]:
+def _specs(model: Model, matched: Matched, recipe: Recipe, order: Order) -> list[TensorSpec]:
     """The tensor table: an expert role once per layer."""
     places = {(w.layer, w.role.name): (w.role, t.shape[-1]) for w, t in matched.tensors}
     places |= {(None, n): (ROLES[n], len(f)) for n, f in model.ropes.items()}
-    return [
+    specs = [
         TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings_of(layer)), columns)
         for (layer, _), (role, columns) in places.items()
     ]  # fmt: skip
+    return [replace(spec, order=order) if _takes(spec, model) else spec for spec in specs]
+
+
+def _takes(spec: TensorSpec, model: Model) -> bool:
+    return can_tile(spec.role.name, model.settings_of(spec.layer), spec.kind, spec.rows)
 
 
 def _copies(spec: TensorSpec, model: Model) -> int:
@@ -264,7 +273,7 @@ def _padding_notes(specs: list[TensorSpec], bits: dict[str, float]) -> list[str]
 
 def _notes_section(
     source: Checkpoint, model: Model, recipe: Recipe, calibration: Calibration | None,
-    by_role: dict[str, float], bits: float, notes: tuple[str, ...],
+    by_role: dict[str, float], bits: float, notes: tuple[str, ...], order: Order,
 ) -> bytes:  # fmt: skip
     """Where the image came from; the same input gives the same bytes."""
     content = {
@@ -276,6 +285,7 @@ def _notes_section(
         "recipe": {"name": recipe.name, "group": recipe.group,
                    "types": {n: t.name.lower() for n, t in recipe.types.items() if n in by_role}},
         "bits_per_weight": round(bits, 3),
+        "order": order.name.lower(),
         "bits_by_role": by_role,
         **({"calibration": calibration.description} if calibration else {}),
         "notes": list(notes),
@@ -360,7 +370,8 @@ def _piece(slot: Slot, matrix: Floats, at: int, block: Block | None) -> Callable
     def run() -> _Piece:
         importance = block.importance if block else None
         try:
-            return slot, matrix.size, encode(matrix, spec.kind, spec.group, importance)
+            encoded = encode(matrix, spec.kind, spec.group, spec.order, importance)
+            return slot, matrix.size, encoded
         except RangeError as error:
             place = f"row {at + error.row}, column {error.column}"
             raise PackError(

@@ -40,6 +40,9 @@ def build(
         list[str] | None,
         typer.Option("--kv", help="KV type to compile in beside f32; repeat. Default: all."),
     ] = None,
+    kernels: Annotated[
+        str, typer.Option("--kernels", help="Kernel table; auto: the fastest the core can run.")
+    ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Cross-compile the runtime and a runner for a board.
@@ -53,8 +56,9 @@ def build(
     target = load_board(board)
     with progress(f"building for {target.id}"):
         made = build_firmware(
-            target, image, output, toolchain=toolchain, kv=tuple(kv) if kv else ALL_KV
-        )
+            target, image, output, toolchain=toolchain, kernels=kernels,
+            kv=tuple(kv) if kv else ALL_KV,
+        )  # fmt: skip
     if as_json:
         emit_json(made.to_json())
     else:
@@ -62,7 +66,8 @@ def build(
 
 
 def _show(made: Firmware) -> None:
-    rows = table(f"{made.board}: {made.target}, {made.toolchain}", "file", ">bytes", "holds")
+    title = f"{made.board}: {made.target}, {made.toolchain}, {made.kernels} kernels"
+    rows = table(title, "file", ">bytes", "holds")
     counted = made.bytes
     holds = f"code and constants {counted['code']:,}, data {counted['data']:,}, bss "
     rows.add_row(str(made.elf), f"{made.elf.stat().st_size:,}", f"{holds}{counted['bss']:,}")

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Kernel tables for firmware: which the runtime has, and which a core can run.
+
+Chosen at build time from the core's features in its SoC file.  Every table gives the same bits
+(docs/numerics.md), so the choice changes speed and code size and nothing else.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from colibri.boards.model import Core
+from colibri.errors import BuildError
+
+
+@dataclass(frozen=True)
+class KernelTable:
+    """One table: sdk/c/kernels/<folder>, its symbol, and what a core and a compiler need for it.
+
+    `targets` are names of `toolchain.TARGETS`; `zig` and `gcc` are flags that its files get after
+    the target's own.  `files` are patterns within the folder.  What a table does not speed up it
+    borrows from the reference, which is always compiled.
+    """
+
+    name: str
+    folder: str
+    symbol: str
+    targets: tuple[str, ...]
+    features: tuple[str, ...] = ()
+    zig: tuple[str, ...] = ()
+    gcc: tuple[str, ...] = ()
+    files: tuple[str, ...] = ("*.c",)
+
+
+REF = KernelTable("ref", "ref", "colibri_kernels_ref", ())
+
+# The fastest last.
+TABLES: tuple[KernelTable, ...] = (REF,)
+
+
+def tables_for(target: str, core: Core) -> list[KernelTable]:
+    """Tables that a core can run when code is compiled for a target; the fastest last."""
+    return [
+        table
+        for table in TABLES
+        if table is REF or (target in table.targets and set(table.features) <= set(core.features))
+    ]
+
+
+def pick_table(target: str, core: Core, name: str = "auto") -> KernelTable:
+    """The fastest table, or the one that is asked for.
+
+    Raises
+    ------
+    BuildError
+        When the core cannot run that table; the message names those it can.
+    """
+    fit = {table.name: table for table in tables_for(target, core)}
+    if name == "auto":
+        return list(fit.values())[-1]
+    if name not in fit:
+        raise BuildError(f"core {core.id} cannot run '{name}' when built for {target}",
+                         field="--kernels", hint=f"one of auto, {', '.join(fit)}")  # fmt: skip
+    return fit[name]
