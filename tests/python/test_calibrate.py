@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 
 import checkpoints as ck
 from colibri import calibrate as module
-from colibri import cli, compensate
+from colibri import cli
 from colibri._core import GLOBAL_LAYER
 from colibri.calibrate import Block, Calibration, Inputs, Tokens, calibrate
 from colibri.compensate import Factor
 from colibri.errors import ColibriError, PackError
 from colibri.image import Image
-from colibri.image_format import ROLES, Type
+from colibri.image_format import ROLES, Order, Type
 from colibri.image_writer import TensorSpec
 from colibri.pack import pack
 from colibri.quantize import quantize
@@ -71,10 +71,7 @@ def test_the_factor_is_what_it_says() -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("columns", [64, 40])
-def test_inputs_that_do_not_hang_together_change_nothing(
-    monkeypatch: pytest.MonkeyPatch, kind: Type, columns: int
-) -> None:
-    monkeypatch.setattr(compensate, "ROUNDS", 0)
+def test_inputs_that_do_not_hang_together_change_nothing(kind: Type, columns: int) -> None:
     x = np.random.default_rng(1).normal(0, 0.05, (30, columns)).astype(np.float32)
     plain = quantize(x, kind, 32)
     for importance in (Factor.of(np.eye(columns) * 3), np.full(columns, 0.25)):
@@ -103,9 +100,8 @@ def test_compensation_lowers_the_error_of_the_products(
     assert not compensated[0].reshape(48, -1)[:, columns:].any()
 
 
-def test_each_code_is_the_nearest_to_what_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_code_is_the_nearest_to_what_is_left() -> None:
     """The sum that is made small, written out: lower^T times the error, weighted."""
-    monkeypatch.setattr(compensate, "ROUNDS", 0)
     x = np.random.default_rng(3).normal(0, 0.05, (5, 32)).astype(np.float32)
     factor = Factor.of(moments(32))
     codes, scales = quantize(x, Type.Q4, 32, factor)
@@ -118,45 +114,22 @@ def test_each_code_is_the_nearest_to_what_is_left(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("group", [32, 64])
-def test_polishing_ends_where_no_code_alone_can_be_better(
-    monkeypatch: pytest.MonkeyPatch, kind: Type, group: int
-) -> None:
-    x = np.random.default_rng(6).normal(0, 0.05, (12, 64)).astype(np.float32)
-    h = moments(64, seed=1)
-    costs = []
-    for rounds in (0, 1, 2, 40):
-        monkeypatch.setattr(compensate, "ROUNDS", rounds)
-        found = quantize(x, kind, group, Factor.of(h))
-        costs.append(cost(x, found, h))
-    assert costs == sorted(costs, reverse=True)
-    assert costs[-1] < 0.95 * costs[0]
-    codes, scales = found[0].astype(np.int16), found[1]
-    low, high = (-127, 127) if kind is Type.Q8 else (-8, 7)
-    for place in np.ndindex(codes[:2].shape):
-        for change in (-1, 1):
-            tried = codes.copy()
-            tried[place] += change
-            if low <= tried[place] <= high:
-                assert cost(x, (tried, scales), h) >= costs[-1] * (1 - 1e-12)
-
-
-@pytest.mark.parametrize("kind", KINDS)
 def test_the_cut_into_rows_does_not_matter(kind: Type) -> None:
-    x = np.random.default_rng(4).standard_t(3, (301, 128)).astype(np.float32)
+    x = np.random.default_rng(4).standard_t(3, (65, 128)).astype(np.float32)
     for importance in (Factor.of(moments(128)), np.diagonal(moments(128))):
         whole = quantize(x, kind, 32, importance)
-        for step in (1, 7, 300):
-            parts = [quantize(x[i : i + step], kind, 32, importance) for i in range(0, 301, step)]
+        for step in (1, 7, 64):
+            parts = [quantize(x[i : i + step], kind, 32, importance) for i in range(0, 65, step)]
             for n in (0, 1):
                 assert np.array_equal(whole[n], np.concatenate([part[n] for part in parts]))
 
 
-@pytest.mark.parametrize("size", [1e-30, 1e-3, 1e30])
-def test_the_size_of_the_inputs_does_not_matter(size: float) -> None:
-    x = np.random.default_rng(4).normal(0, 0.05, (8, 64)).astype(np.float32)
+@pytest.mark.parametrize("size", [1e-60, 1e-3, 1e60])
+@pytest.mark.parametrize("columns", [64, 50])
+def test_the_size_of_the_inputs_does_not_matter(size: float, columns: int) -> None:
+    x = np.random.default_rng(4).normal(0, 0.05, (8, columns)).astype(np.float32)
     x[0] = 0
-    h = moments(64)
+    h = moments(columns)
     for make in (Factor.of, lambda m: np.diagonal(m).copy()):
         one, other = (
             quantize(x, Type.Q4, 32, make(h * s)) for s in (1, 2.0 ** round(np.log2(size)))
@@ -320,6 +293,18 @@ def test_the_image_does_not_depend_on_jobs(tmp_path: Path) -> None:
     assert notes["tokens"] == 600
     assert len(notes["text_sha256"]) == 64
     assert "calibration" not in Image(plain).notes
+
+
+def test_the_order_of_the_weights_changes_none_of_them(tmp_path: Path) -> None:
+    source, text = ck.write(tmp_path / "in"), ids_file(tmp_path, 40)
+    rows, tiles = (
+        pack(source, tmp_path / order.name, quant="q4", calibration_text=text, order=order,
+             selftest=ck.no_selftest).image
+        for order in (Order.ROWS, Order.TILES)
+    )  # fmt: skip
+    one, other = walk(rows).tensors, walk(tiles).tensors
+    assert rows.read_bytes() != tiles.read_bytes()
+    assert all(np.array_equal(one[key], other[key]) for key in one)
 
 
 def test_experts_that_met_nothing_are_noted_and_packed_plainly(tmp_path: Path) -> None:

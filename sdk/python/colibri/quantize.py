@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.compensate import Doubles, Factor, polish, round_column
+from colibri.compensate import Doubles, Factor, round_column
 from colibri.image_format import GROUPS, TILE_ROWS, Order, Type, align
 
 Floats = NDArray[np.float32]
@@ -142,10 +142,11 @@ def quantize(
     codes, scales = np.empty(groups.shape, np.int8), np.empty(len(groups), np.float16)
     for start in range(0, len(groups), _BLOCK):
         part = slice(start, start + _BLOCK)
-        own = (
-            None if weights is None else weights[:, np.arange(len(groups))[part] % weights.shape[1]]
-        )
-        found, scales[part] = _search(groups[part].T.copy(), kind, own)
+        x = groups[part].T.copy()
+        own = weights
+        if weights is not None:  # of the group of columns that each group of weights is in
+            own = weights[:, np.arange(start, start + x.shape[1]) % weights.shape[1]]
+        found, scales[part] = _search(x, kind, own)
         codes[part] = found.T
     return codes.reshape(count, -1, group), scales.reshape(count, -1)
 
@@ -175,26 +176,21 @@ def _compensated(
 
 
 def _compensate(
-    weights: Floats,
-    kind: Type,
-    factor: Factor,
-    codes: NDArray[np.int8],
-    scales: NDArray[np.float16],
-) -> None:
+    weights: Floats, kind: Type, factor: Factor,
+    codes: NDArray[np.int8], scales: NDArray[np.float16],
+) -> None:  # fmt: skip
     """Fills codes (columns x rows) and scales (groups x rows)."""
-    exact = weights.astype(np.float64)
-    target, found, steps = exact.copy(), np.empty_like(exact), np.empty(scales.shape)
-    group = len(exact) // len(steps)
-    for number in reversed(range(len(steps))):
+    target = weights.astype(np.float64)
+    group = len(weights) // len(scales)
+    for number in reversed(range(len(scales))):
         part = slice(number * group, (number + 1) * group)
         cost = _group_weights(factor.weights[part], group, group)
-        steps[number] = _search(target[part].astype(np.float32), kind, cost)[1]
+        scales[number] = _search(target[part].astype(np.float32), kind, cost)[1]
+        step = scales[number].astype(np.float64)
         for j in reversed(range(part.start, part.stop)):
-            found[j] = round_column(target[j], steps[number], *RANGES[kind])
-            lost = exact[j] - found[j] * steps[number]
-            target[:j] += factor.lower[j, :j, None] * lost
-    polish(exact, factor.moments, found, steps, RANGES[kind])
-    codes[:], scales[:] = found, steps
+            code = round_column(target[j], step, *RANGES[kind])
+            codes[j] = code
+            target[:j] += factor.lower[j, :j, None] * (weights[j] - code * step)
 
 
 def pack_nibbles(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
