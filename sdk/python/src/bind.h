@@ -121,3 +121,4 @@ void bind_plan(nb::module_ &m);
 void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
 void bind_recorder(nb::module_ &m);
+void bind_probe(nb::module_ &m);
