@@ -60,7 +60,7 @@ struct Image {
     Memory memory; // an image given as bytes
     Memory meta;   // tables, when the storage does not map
 
-    Image(nb::object source, bool map, std::string name);
+    Image(nb::object source, bool map, std::string name, bool huge);
     ~Image() { colibri_posix_close(&file); }
     Image(const Image &) = delete;
     Image &operator=(const Image &) = delete;
