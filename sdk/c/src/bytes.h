@@ -4,7 +4,6 @@
 #define COLIBRI_BYTES_H
 
 #include <stdint.h>
-#include <string.h>
 
 static inline uint32_t colibri_load_u16(const uint8_t *p)
 {
@@ -21,18 +20,22 @@ static inline uint64_t colibri_load_u64(const uint8_t *p)
     return colibri_load_u32(p) | (uint64_t)colibri_load_u32(p + 4) << 32;
 }
 
+/* The same 32 bits read both ways. Not memcpy: freestanding compilers call it. */
+union colibri_float_word {
+    float value;
+    uint32_t bits;
+};
+
 static inline uint32_t colibri_float_bits(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
+    union colibri_float_word word = {.value = x};
+    return word.bits;
 }
 
 static inline float colibri_float_from_bits(uint32_t bits)
 {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    union colibri_float_word word = {.bits = bits};
+    return word.value;
 }
 
 /* Neither NaN nor infinity. */
