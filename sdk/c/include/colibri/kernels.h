@@ -82,6 +82,10 @@ struct colibri_kernels {
 
 extern const colibri_kernels colibri_kernels_ref;
 
+/* Cortex-M: with the DSP extension (M4, M7, M33), with Helium (M55, M85). Built for such a CPU only. */
+extern const colibri_kernels colibri_kernels_dsp;
+extern const colibri_kernels colibri_kernels_mve;
+
 /* x86-64 with AVX2, or NULL when this CPU or build has none. */
 const colibri_kernels *colibri_kernels_avx2(void);
 
