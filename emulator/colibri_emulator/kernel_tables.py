@@ -34,8 +34,12 @@ class KernelTable:
 
 REF = KernelTable("ref", "ref", "colibri_kernels_ref", ())
 
+DSP = KernelTable(
+    "dsp", "dsp", "colibri_kernels_dsp", ("cortex-m7", "cortex-m33", "cortex-m55"), ("dsp",)
+)
+
 # The fastest last.
-TABLES: tuple[KernelTable, ...] = (REF,)
+TABLES: tuple[KernelTable, ...] = (REF, DSP)
 
 
 def tables_for(target: str, core: Core) -> list[KernelTable]:
