@@ -37,9 +37,15 @@ REF = KernelTable("ref", "ref", "colibri_kernels_ref", ())
 DSP = KernelTable(
     "dsp", "dsp", "colibri_kernels_dsp", ("cortex-m7", "cortex-m33", "cortex-m55"), ("dsp",)
 )
+# Helium's float lanes only here, where they are written out: a vectoriser would use them anywhere.
+MVE = KernelTable(
+    "mve", "mve", "colibri_kernels_mve", ("cortex-m55",), ("mve",),
+    zig=("-mcpu=cortex_m55+mve_fp+fp_armv8d16sp", "-fno-vectorize", "-fno-slp-vectorize"),
+    gcc=("-mcpu=cortex-m55", "-fno-tree-vectorize"),
+)  # fmt: skip
 
 # The fastest last.
-TABLES: tuple[KernelTable, ...] = (REF, DSP)
+TABLES: tuple[KernelTable, ...] = (REF, DSP, MVE)
 
 
 def tables_for(target: str, core: Core) -> list[KernelTable]:
