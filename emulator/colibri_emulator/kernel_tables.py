@@ -40,8 +40,8 @@ DSP = KernelTable(
 # Helium's float lanes only here, where they are written out: a vectoriser would use them anywhere.
 MVE = KernelTable(
     "mve", "mve", "colibri_kernels_mve", ("cortex-m55",), ("mve",),
-    zig=("-mcpu=cortex_m55+mve_fp+fp_armv8d16sp", "-fno-vectorize", "-fno-slp-vectorize"),
-    gcc=("-mcpu=cortex-m55", "-fno-tree-vectorize"),
+    zig=("-mcpu=cortex_m55+mve_fp+fp_armv8d16sp", "-fno-vectorize", "-fno-slp-vectorize", "-mllvm", "-enable-misched=false"),
+    gcc=("-mcpu=cortex-m55", "-fno-tree-vectorize", "-fno-schedule-insns"),
 )  # fmt: skip
 
 # The fastest last.

@@ -25,19 +25,19 @@ struct group {
 struct panel {
     const int8_t *codes;
     uint32_t groups;
-    uint32_t units; /* of a group */
     struct group group[GROUPS];
 };
 
-/* Four rows of weights, where the panel's groups start. */
+/* Rows of weights, four by four, where the panel's groups start. */
 struct rows {
-    const uint8_t *codes[4];
+    const uint8_t *codes;
     const uint16_t *scales;
-    uint32x4_t scale_at; /* of each row, from there */
+    uint32_t stride; /* bytes of codes */
+    uint32_t groups; /* scales of a row */
+    uint32_t fours;
+    bool begin;      /* sums start from +0, else from out */
+    float *out;
 };
-
-/* Four rows over the panel: sums go on from what they hold. */
-typedef float32x4_t four_rows(const struct panel *x, const struct rows *w, float32x4_t sums);
 
 #define INLINE static inline __attribute__((always_inline))
 
@@ -51,13 +51,16 @@ static bool safe(const float *scales, uint32_t groups)
     return true;
 }
 
-/* GCC 12 would go through memory. */
 INLINE int32x4_t vector(int32_t a, int32_t b, int32_t c, int32_t d)
 {
+#if defined(__clang__)
+    return (int32x4_t){a, b, c, d};
+#else /* GCC 12 would go through memory */
     int32x4_t v = vuninitializedq_s32();
     __asm__("vmov %q0[2], %q0[0], %1, %2" : "+w"(v) : "r"(a), "r"(c));
     __asm__("vmov %q0[3], %q0[1], %1, %2" : "+w"(v) : "r"(b), "r"(d));
     return v;
+#endif
 }
 
 /* The f16 in the lower half of each lane, exactly. GNU as 2.40 encodes the instruction wrongly but for q0. */
@@ -79,96 +82,139 @@ INLINE float32x4_t scaled(float32x4_t sums, int32x4_t dots, const uint16_t *scal
     return vaddq_f32(sums, vmulq_f32(vcvtq_f32_s32(dots), vmulq_n_f32(weight, scale)));
 }
 
+/* Four dots, kept in integer registers. What is constant where a function is inlined decides: no loop runs inside a group. */
+struct dots {
+    int32_t row[4];
+};
+
 #if COLIBRI_WITH_Q8
-INLINE int32_t dot_q8(int32_t sum, const uint8_t *w, int8x16_t left, int8x16_t right)
+INLINE int32_t dot_q8(int32_t sum, bool first, const uint8_t *w, int8x16_t left, int8x16_t right)
 {
     const int8_t *codes = (const int8_t *)w;
-    return vmladavaq_s8(vmladavaq_s8(sum, vldrbq_s8(codes), left), vldrbq_s8(codes + 16), right);
-}
-
-static inline float32x4_t rows_q8(const struct panel *x, const struct rows *w, float32x4_t sums)
-{
-    const uint8_t *w0 = w->codes[0], *w1 = w->codes[1], *w2 = w->codes[2], *w3 = w->codes[3];
-    const int8_t *codes = x->codes;
-    const struct group *group = x->group, *end = group + x->groups;
-    const uint16_t *scales = w->scales;
-    do {
-        int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-        uint32_t n = x->units;
-        do {
-            int8x16_t left = vldrbq_s8(codes), right = vldrbq_s8(codes + 16);
-            s0 = dot_q8(s0, w0, left, right);
-            s1 = dot_q8(s1, w1, left, right);
-            s2 = dot_q8(s2, w2, left, right);
-            s3 = dot_q8(s3, w3, left, right);
-            codes += UNIT, w0 += UNIT, w1 += UNIT, w2 += UNIT, w3 += UNIT;
-        } while (--n != 0);
-        sums = scaled(sums, vector(s0, s1, s2, s3), scales++, w->scale_at, group->scale);
-    } while (++group < end);
-    return sums;
+    sum = first ? vmladavq_s8(vldrbq_s8(codes), left) : vmladavaq_s8(sum, vldrbq_s8(codes), left);
+    return vmladavaq_s8(sum, vldrbq_s8(codes + 16), right);
 }
 #endif
 
 #if COLIBRI_WITH_Q4
-INLINE int32_t dot_q4(int32_t sum, const uint8_t *w, int8x16_t low, int8x16_t high)
+INLINE int32_t dot_q4(int32_t sum, bool first, const uint8_t *w, int8x16_t left, int8x16_t right)
 {
     uint8x16_t both = vldrbq_u8(w);
-    sum = vmladavaq_s8(sum, vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15))), low);
-    return vmladavaq_s8(sum, vreinterpretq_s8_u8(vshrq_n_u8(both, 4)), high);
-}
-
-static inline float32x4_t rows_q4(const struct panel *x, const struct rows *w, float32x4_t sums)
-{
-    const uint8_t *w0 = w->codes[0], *w1 = w->codes[1], *w2 = w->codes[2], *w3 = w->codes[3];
-    const int8_t *low = x->codes, *high = low + x->units * (UNIT / 2);
-    const struct group *group = x->group, *end = group + x->groups;
-    const uint16_t *scales = w->scales;
-    do {
-        int32_t s0 = 0, s1 = 0, s2 = 0, s3 = 0;
-        uint32_t n = x->units;
-        do {
-            int8x16_t l = vldrbq_s8(low), h = vldrbq_s8(high);
-            s0 = dot_q4(s0, w0, l, h);
-            s1 = dot_q4(s1, w1, l, h);
-            s2 = dot_q4(s2, w2, l, h);
-            s3 = dot_q4(s3, w3, l, h);
-            low += 16, high += 16, w0 += 16, w1 += 16, w2 += 16, w3 += 16;
-        } while (--n != 0);
-        int32x4_t dots = vsubq_n_s32(vector(s0, s1, s2, s3), group->eights);
-        sums = scaled(sums, dots, scales++, w->scale_at, group->scale);
-        low = high;
-        high += x->units * (UNIT / 2);
-    } while (++group < end);
-    return sums;
+    int8x16_t low = vreinterpretq_s8_u8(vandq_u8(both, vdupq_n_u8(15)));
+    int8x16_t high = vreinterpretq_s8_u8(vshrq_n_u8(both, 4));
+    sum = first ? vmladavq_s8(low, left) : vmladavaq_s8(sum, low, left);
+    return vmladavaq_s8(sum, high, right);
 }
 #endif
 
-/* Rows of the panel whose first group is `first`. Sums go on in out, from +0 at the first panel. Fewer than four rows at
- * the end are filled up with the last one. */
-INLINE void panel_rows(const colibri_matrix *w, const struct panel *x, uint32_t first, uint32_t row, uint32_t row_end,
-                       float *out, four_rows *kernel)
+INLINE int32_t dot(bool q4, int32_t sum, bool first, const uint8_t *w, int8x16_t left, int8x16_t right)
+{
+#if COLIBRI_WITH_Q4
+    if (q4)
+        return dot_q4(sum, first, w, left, right);
+#endif
+#if COLIBRI_WITH_Q8
+    return dot_q8(sum, first, w, left, right);
+#endif
+}
+
+/* Unit u of the units of a group. */
+INLINE void unit(bool q4, struct dots *dots, const uint8_t *const w[4], const int8_t *x, uint32_t u, uint32_t units)
+{
+    uint32_t at = q4 ? u * 16 : u * 32;
+    int8x16_t left = vldrbq_s8(x + at), right = vldrbq_s8(x + at + (q4 ? units * 16 : 16));
+    dots->row[0] = dot(q4, dots->row[0], u == 0, w[0] + at, left, right);
+    dots->row[1] = dot(q4, dots->row[1], u == 0, w[1] + at, left, right);
+    dots->row[2] = dot(q4, dots->row[2], u == 0, w[2] + at, left, right);
+    dots->row[3] = dot(q4, dots->row[3], u == 0, w[3] + at, left, right);
+}
+
+INLINE int32x4_t group_dots(bool q4, const uint8_t *const w[4], const int8_t *x, uint32_t units)
+{
+    struct dots dots;
+    unit(q4, &dots, w, x, 0, units);
+    if (units > 1)
+        unit(q4, &dots, w, x, 1, units);
+    if (units > 2) {
+        unit(q4, &dots, w, x, 2, units);
+        unit(q4, &dots, w, x, 3, units);
+    }
+    return vector(dots.row[0], dots.row[1], dots.row[2], dots.row[3]);
+}
+
+INLINE void rows_by(bool q4, uint32_t units, const struct panel *x, const struct rows *rows)
+{
+    const uint32x4_t at = vmulq_n_u32(vidupq_n_u32(0, 1), rows->groups);
+    const uint32_t bytes = q4 ? units * 16 : units * 32;
+    const uint8_t *codes = rows->codes;
+    const uint16_t *scales = rows->scales;
+    float *out = rows->out;
+    for (uint32_t n = rows->fours; n != 0; n--) {
+        const uint8_t *w[4] = {codes, codes + rows->stride, codes + 2 * rows->stride, codes + 3 * rows->stride};
+        float32x4_t sums = rows->begin ? vdupq_n_f32(0.0f) : vld1q_f32(out);
+        const int8_t *activations = x->codes;
+        const struct group *group = x->group;
+        const uint16_t *scale = scales;
+        for (uint32_t g = x->groups; g != 0; g--, group++, scale++) {
+            int32x4_t dots = group_dots(q4, w, activations, units);
+            if (q4)
+                dots = vsubq_n_s32(dots, group->eights);
+            sums = scaled(sums, dots, scale, at, group->scale);
+            activations += units * UNIT;
+            w[0] += bytes, w[1] += bytes, w[2] += bytes, w[3] += bytes;
+        }
+        vst1q_f32(out, sums);
+        out += 4;
+        codes += 4 * (size_t)rows->stride;
+        scales += 4 * (size_t)rows->groups;
+    }
+}
+
+#if COLIBRI_WITH_Q8
+static void q8_32(const struct panel *x, const struct rows *rows) { rows_by(false, 1, x, rows); }
+static void q8_64(const struct panel *x, const struct rows *rows) { rows_by(false, 2, x, rows); }
+static void q8_128(const struct panel *x, const struct rows *rows) { rows_by(false, 4, x, rows); }
+#endif
+#if COLIBRI_WITH_Q4
+static void q4_32(const struct panel *x, const struct rows *rows) { rows_by(true, 1, x, rows); }
+static void q4_64(const struct panel *x, const struct rows *rows) { rows_by(true, 2, x, rows); }
+static void q4_128(const struct panel *x, const struct rows *rows) { rows_by(true, 4, x, rows); }
+#endif
+
+static void rows_of(const colibri_matrix *w, const struct panel *x, const struct rows *rows)
+{
+#if COLIBRI_WITH_Q8
+    if (w->type == COLIBRI_Q8)
+        (w->group == 32 ? q8_32 : w->group == 64 ? q8_64 : q8_128)(x, rows);
+#endif
+#if COLIBRI_WITH_Q4
+    if (w->type == COLIBRI_Q4)
+        (w->group == 32 ? q4_32 : w->group == 64 ? q4_64 : q4_128)(x, rows);
+#endif
+}
+
+/* The panel's rows, the first of which is `row`. The one to three that make no four are done one by one, as four equal ones. */
+static void panel_rows(const colibri_matrix *w, const struct panel *x, uint32_t first, uint32_t row, uint32_t row_end, float *out)
 {
     size_t codes = (size_t)first * (w->type == COLIBRI_Q4 ? w->group / 2 : w->group);
-    for (; row < row_end; row += 4) {
-        uint32_t last = row_end - row > 4 ? 3 : row_end - row - 1;
-        uint32x4_t lane = vminq_u32(vidupq_n_u32(0, 1), vdupq_n_u32(last));
-        struct rows at = {.scales = w->scales + (size_t)row * w->groups + first, .scale_at = vmulq_n_u32(lane, w->groups)};
-        for (uint32_t i = 0; i < 4; i++)
-            at.codes[i] = w->codes + (size_t)(row + (i < last ? i : last)) * w->stride + codes;
-        float kept[4];
-        float *sums = last == 3 ? out + row : kept;
-        for (uint32_t i = 0; i < 4 && last < 3; i++)
-            kept[i] = out[row + (i < last ? i : last)];
-        vst1q_f32(sums, kernel(x, &at, first == 0 ? vdupq_n_f32(0.0f) : vld1q_f32(sums)));
-        for (uint32_t i = 0; i <= last && last < 3; i++)
-            out[row + i] = kept[i];
+    struct rows rows = {.codes = w->codes + (size_t)row * w->stride + codes,
+                        .scales = w->scales + (size_t)row * w->groups + first,
+                        .stride = w->stride, .groups = w->groups, .fours = (row_end - row) / 4,
+                        .begin = first == 0, .out = out + row};
+    rows_of(w, x, &rows);
+    for (row += 4 * rows.fours; row < row_end; row++) {
+        float same[4] = {out[row], 0.0f, 0.0f, 0.0f};
+        const struct rows one = {.codes = w->codes + (size_t)row * w->stride + codes,
+                                 .scales = w->scales + (size_t)row * w->groups + first,
+                                 .fours = 1, .begin = first == 0, .out = same};
+        rows_of(w, x, &one);
+        out[row] = same[0];
     }
 }
 
 static void fill(struct panel *x, const colibri_matmul *m, uint32_t first)
 {
     const colibri_matrix *w = m->weight;
-    x->units = w->group / UNIT;
     x->groups = w->groups - first < GROUPS ? w->groups - first : GROUPS;
     x->codes = m->codes + (size_t)first * w->group;
     const int8_t *codes = x->codes;
@@ -188,14 +234,7 @@ static void token(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
     struct panel x;
     for (uint32_t first = 0; first < w->groups; first += x.groups) {
         fill(&x, m, first);
-#if COLIBRI_WITH_Q8
-        if (w->type == COLIBRI_Q8)
-            panel_rows(w, &x, first, row_begin, row_end, m->out, rows_q8);
-#endif
-#if COLIBRI_WITH_Q4
-        if (w->type == COLIBRI_Q4)
-            panel_rows(w, &x, first, row_begin, row_end, m->out, rows_q4);
-#endif
+        panel_rows(w, &x, first, row_begin, row_end, m->out);
     }
     for (uint32_t r = row_begin; m->bias != NULL && r < row_end; r++)
         m->out[r] = m->out[r] + m->bias[r]; /* a bias may be subnormal */
