@@ -130,6 +130,7 @@ def route_topk(
 
 class Kernels:
     def __init__(self, name: str) -> None: ...
+    def conformance(self, level: int) -> tuple[list[int], list[list[int]]]: ...
     @property
     def name(self) -> str: ...
     def quantize(
@@ -148,6 +149,7 @@ class Kernels:
         out_count: int,
         row_begin: int,
         row_end: int,
+        order: int = 0,
     ) -> NDArray[np.float32]: ...
     def rms_norm(
         self, x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float

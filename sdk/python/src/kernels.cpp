@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "conformance.h"
+
 namespace {
 
 std::vector<const colibri_kernels *> tables()
@@ -63,7 +65,7 @@ struct Kernels {
     Array<float> matmul(nb::bytes data, uint32_t type, uint32_t group, uint32_t rows, Matrix<float> x,
                         std::optional<Vector<float>> bias, std::optional<Vector<uint16_t>> in_rows,
                         std::optional<Vector<uint16_t>> out_rows, uint32_t out_count, uint32_t row_begin,
-                        uint32_t row_end) const;
+                        uint32_t row_end, uint32_t order) const;
 
     Array<float> rms_norm(Vector<float> x, Vector<float> weight, float epsilon) const
     {
@@ -114,6 +116,36 @@ struct Kernels {
     }
 };
 
+// A result of the conformance test as its words, which colibri/conformance.py names.
+std::vector<uint32_t> words_of(const colibri_conformance_result &result)
+{
+    std::vector<uint32_t> words(sizeof result / sizeof(uint32_t));
+    std::memcpy(words.data(), &result, sizeof result);
+    return words;
+}
+
+nb::tuple run_conformance(const Kernels &kernels, uint32_t level)
+{
+    using Words = std::vector<uint32_t>;
+    if (level > COLIBRI_CONFORMANCE_FULL) throw nb::value_error("level must be 0 (quick) or 1 (full)");
+    const Memory memory = allocate(COLIBRI_CONFORMANCE_FULL_BYTES);
+    std::vector<Words> parts;
+    colibri_conformance setup{};
+    setup.level = level;
+    setup.memory = memory.get();
+    setup.bytes = COLIBRI_CONFORMANCE_FULL_BYTES;
+    setup.context = &parts;
+    setup.report = [](void *context, const colibri_conformance_result *part) {
+        static_cast<std::vector<Words> *>(context)->push_back(words_of(*part));
+    };
+    colibri_conformance_result result{};
+    {
+        nb::gil_scoped_release unlocked;
+        colibri_conformance_run(kernels.table, &setup, &result); // refuses only what was checked above
+    }
+    return nb::make_tuple(words_of(result), parts);
+}
+
 // Every index that the kernel will use lies inside what the caller gave.
 void check_rows(const std::optional<Vector<uint16_t>> &rows, size_t limit, const char *name)
 {
@@ -124,7 +156,7 @@ void check_rows(const std::optional<Vector<uint16_t>> &rows, size_t limit, const
 Array<float> Kernels::matmul(nb::bytes data, uint32_t type, uint32_t group, uint32_t rows, Matrix<float> x,
                              std::optional<Vector<float>> bias, std::optional<Vector<uint16_t>> in_rows,
                              std::optional<Vector<uint16_t>> out_rows, uint32_t out_count,
-                             uint32_t row_begin, uint32_t row_end) const
+                             uint32_t row_begin, uint32_t row_end, uint32_t order) const
 {
     const auto columns = static_cast<uint32_t>(x.shape(1));
     const size_t tokens = in_rows ? in_rows->size() : x.shape(0);
@@ -138,6 +170,7 @@ Array<float> Kernels::matmul(nb::bytes data, uint32_t type, uint32_t group, uint
     colibri_tensor tensor{};
     tensor.type = static_cast<uint8_t>(type);
     tensor.group = static_cast<uint16_t>(group);
+    tensor.order = static_cast<uint8_t>(order);
     tensor.rows = rows;
     tensor.columns = columns;
     tensor.bytes = data.size();
@@ -198,11 +231,13 @@ void bind_kernels(nb::module_ &m)
     });
     nb::class_<Kernels>(m, "Kernels")
         .def(nb::init<const std::string &>(), nb::arg("name"))
+        .def("conformance", &run_conformance, nb::arg("level"))
         .def_prop_ro("name", [](const Kernels &self) { return self.table->name; })
         .def("quantize", &Kernels::quantize, nb::arg("x"), nb::arg("group"))
         .def("matmul", &Kernels::matmul, nb::arg("data"), nb::arg("type"), nb::arg("group"), nb::arg("rows"),
              nb::arg("x"), nb::arg("bias").none(), nb::arg("in_rows").none(), nb::arg("out_rows").none(),
-             nb::arg("out_count"), nb::arg("row_begin"), nb::arg("row_end"))
+             nb::arg("out_count"), nb::arg("row_begin"), nb::arg("row_end"),
+             nb::arg("order") = 0)
         .def("rms_norm", &Kernels::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("epsilon"))
         .def("silu_gate", &Kernels::silu_gate, nb::arg("gate"), nb::arg("up"))
         .def("attend", &Kernels::attend, nb::arg("query"), nb::arg("keys"), nb::arg("values"), nb::arg("kv"),
