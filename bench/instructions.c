@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* One matrix-vector product, some times over, for counting instructions. Arguments: type, rows, columns, group, calls. The
- * result is a checksum over the outputs, which is the same for every table. */
+/* One matrix-vector product, some times over, for counting instructions. Arguments: type, rows, columns,
+ * group, calls, weight order. The result is a checksum over the outputs, the same for every table that reads that order. */
 #include "colibri/image.h"
 #include "colibri/kernels.h"
 #include "program.h"
@@ -35,8 +35,9 @@ void firmware_run(void)
     uint32_t type = colibri_arguments[0], rows = colibri_arguments[1], columns = colibri_arguments[2];
     uint32_t group = colibri_arguments[3], calls = colibri_arguments[4];
     fill();
-    const colibri_matrix w = { codes, scales, type, rows, columns, group, columns / group,
-                               type == COLIBRI_Q4 ? columns / 2 : columns };
+    const colibri_matrix w = { .codes = codes, .scales = scales, .type = type, .rows = rows, .columns = columns,
+                               .group = group, .groups = columns / group, .order = colibri_arguments[5],
+                               .stride = type == COLIBRI_Q4 ? columns / 2 : columns };
     const colibri_matmul m = { .weight = &w, .codes = x, .scales = x_scales, .code_stride = columns,
                                .scale_stride = w.groups, .out_stride = rows, .out = out, .tokens = 1 };
     for (uint32_t i = 0; i < calls; i++)

@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
+from colibri.image_format import Order
 from colibri_emulator.bench_program import (
     CPUS,
     Cpu,
@@ -62,6 +63,11 @@ def toolchains(cpu: Cpu) -> list[Toolchain]:
     return ["zig", "gcc"] if TARGETS[cpu.target].gcc_prefix else ["zig"]
 
 
+def order(cpu: Cpu) -> Order:
+    """The weight order that `pack --target` chooses for such a CPU."""
+    return Order.ROWS if cpu.target.startswith("cortex-m") else Order.TILES
+
+
 def shapes() -> Iterator[tuple[str, int, int, int]]:
     """(type, rows, columns, group); groups that do not divide the columns are left out."""
     for kind in TYPES:
@@ -79,7 +85,9 @@ def measure(cpu: Cpu, table: KernelTable, toolchain: Toolchain) -> Iterator[Row]
         elf = build_program(cpu, sources, Path(folder), toolchain=toolchain)
         for kind, rows, columns, group in shapes():
             arguments = (TYPES[kind], rows, columns, group)
-            once, twice = (run_program(cpu, elf, [*arguments, calls]) for calls in (1, 2))
+            once, twice = (
+                run_program(cpu, elf, [*arguments, calls, order(cpu)]) for calls in (1, 2)
+            )
             if once.instructions is None or twice.instructions is None:
                 raise SystemExit(f"{cpu.program} cannot count instructions; QEMU 5 to 8 can")
             count = twice.instructions - once.instructions

@@ -4,6 +4,7 @@
 #define COLIBRI_BYTES_H
 
 #include <stdint.h>
+#include <string.h>
 
 static inline uint32_t colibri_load_u16(const uint8_t *p)
 {

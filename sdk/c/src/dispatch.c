@@ -2,8 +2,6 @@
 /* Expert dispatcher: routes every token of the step, packs tokens by expert, runs each expert once on
  * all its tokens, and adds the outputs in the order in which each token chose them. No token data is
  * copied to be routed: the kernels get lists of rows. */
-#include <string.h>
-
 #include "dispatch.h"
 
 #include "float_math.h"

@@ -217,7 +217,7 @@ static void panel(const colibri_matmul *m, struct panel *x, uint32_t first, uint
 void colibri_dsp_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
     const colibri_matrix *w = m->weight;
-    if (w->groups == 0) {
+    if (w->groups == 0 || w->order != COLIBRI_ORDER_ROWS) {
         colibri_ref_matmul(m, row_begin, row_end);
         return;
     }

@@ -242,7 +242,7 @@ static void token(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 
 void colibri_mve_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
-    if (m->weight->groups == 0) {
+    if (m->weight->groups == 0 || m->weight->order != COLIBRI_ORDER_ROWS) {
         colibri_ref_matmul(m, row_begin, row_end);
         return;
     }
