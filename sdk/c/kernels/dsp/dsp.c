@@ -10,5 +10,5 @@ const colibri_kernels colibri_kernels_dsp = {
     .matmul = colibri_dsp_matmul,
     .rms_norm = colibri_ref_rms_norm,
     .silu_gate = colibri_ref_silu_gate,
-    .attend = colibri_ref_attend,
+    .attend = colibri_dsp_attend,
 };

@@ -9,6 +9,7 @@
 #include "colibri/kernels.h"
 
 void colibri_dsp_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end);
+void colibri_dsp_attend(const colibri_attend *a);
 
 /* Exact, subnormals too: the conversion heeds no flush-to-zero. Every FPU of a Cortex-M has it, but GCC has the
  * type only when it is told the format. */

@@ -210,7 +210,7 @@ INLINE void rows_by(bool q4, const struct panel *x, const struct rows *rows)
     }
 }
 
-static void rows_of(uint32_t type, const struct panel *x, const struct rows *rows)
+static __attribute__((noinline)) void rows_of(uint32_t type, const struct panel *x, const struct rows *rows)
 {
 #if COLIBRI_WITH_Q8
     if (type == COLIBRI_Q8)

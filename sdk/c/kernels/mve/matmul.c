@@ -181,7 +181,7 @@ static void q4_64(const struct panel *x, const struct rows *rows) { rows_by(true
 static void q4_128(const struct panel *x, const struct rows *rows) { rows_by(true, 4, x, rows); }
 #endif
 
-static void rows_of(const colibri_matrix *w, const struct panel *x, const struct rows *rows)
+static __attribute__((noinline)) void rows_of(const colibri_matrix *w, const struct panel *x, const struct rows *rows)
 {
 #if COLIBRI_WITH_Q8
     if (w->type == COLIBRI_Q8)

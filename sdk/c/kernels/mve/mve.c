@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "mve.h"
 
+#include "../dsp/dsp.h"
 #include "../ref/ref.h"
 
 const colibri_kernels colibri_kernels_mve = {
@@ -10,5 +11,5 @@ const colibri_kernels colibri_kernels_mve = {
     .matmul = colibri_mve_matmul,
     .rms_norm = colibri_ref_rms_norm,
     .silu_gate = colibri_ref_silu_gate,
-    .attend = colibri_ref_attend,
+    .attend = colibri_dsp_attend,
 };
