@@ -13,6 +13,10 @@
 #include "colibri/image.h"
 #include "dsp.h"
 
+#if !defined(__OPTIMIZE__) && !defined(__clang__)
+#error "compile this file with -O1 or more: unoptimised, GCC keeps too few registers for the assembly"
+#endif
+
 #define COLUMNS 256u /* widened at a time: 512 bytes of stack */
 #define UNIT 32u     /* columns that the assembly does at once; a group has one, two or four of them */
 
@@ -67,7 +71,6 @@ INLINE int32_t odd(int32_t bytes)
     return __sxtb16((int32_t)((uint32_t)bytes >> 8));
 }
 
-#if COLIBRI_WITH_Q8
 static void widen_q8(struct panel *x, const int8_t *codes)
 {
     const int8_t *end = codes + x->groups * x->units * UNIT;
@@ -94,16 +97,15 @@ static void widen_q8(struct panel *x, const int8_t *codes)
     "ldrd r4, r5, [%[w1]], #8\n\t"                                    \
     FOUR("%[sum1]", "r4", "r0", "r1") FOUR("%[sum1]", "r5", "r2", "r3")
 
-INLINE void unit_q8(struct cursor *c)
+INLINE struct cursor unit_q8(struct cursor at)
 {
     __asm__(EIGHT_COLUMNS EIGHT_COLUMNS EIGHT_COLUMNS EIGHT_COLUMNS
-            : [pair] "+r"(c->pair), [w0] "+r"(c->codes0), [w1] "+r"(c->codes1), [sum0] "+r"(c->sum0), [sum1] "+r"(c->sum1)
+            : [pair] "+r"(at.pair), [w0] "+r"(at.codes0), [w1] "+r"(at.codes1), [sum0] "+r"(at.sum0), [sum1] "+r"(at.sum1)
             :
             : "r0", "r1", "r2", "r3", "r4", "r5", "r12", "memory");
+    return at;
 }
-#endif
 
-#if COLIBRI_WITH_Q4
 /* A byte is low + 16 * high. With L and H the activations that meet its two halves,
  *     16 * (low * L + high * H)  =  byte * H + low * (16 * L - H),
  * so the high half needs no instruction that takes it out. */
@@ -147,25 +149,13 @@ static void widen_q4(struct panel *x, const int8_t *codes)
 
 #define TWICE_FOUR_COLUMNS "ldmia %[pair]!, {r0-r3}\n\t" EIGHT("%[sum0]", "%[w0]") EIGHT("%[sum1]", "%[w1]")
 
-INLINE void unit_q4(struct cursor *c)
+INLINE struct cursor unit_q4(struct cursor at)
 {
     __asm__(TWICE_FOUR_COLUMNS TWICE_FOUR_COLUMNS TWICE_FOUR_COLUMNS TWICE_FOUR_COLUMNS
-            : [pair] "+r"(c->pair), [w0] "+r"(c->codes0), [w1] "+r"(c->codes1), [sum0] "+r"(c->sum0), [sum1] "+r"(c->sum1)
+            : [pair] "+r"(at.pair), [w0] "+r"(at.codes0), [w1] "+r"(at.codes1), [sum0] "+r"(at.sum0), [sum1] "+r"(at.sum1)
             :
             : "r0", "r1", "r2", "r3", "r4", "r5", "memory");
-}
-#endif
-
-INLINE void unit(bool q4, struct cursor *c)
-{
-#if COLIBRI_WITH_Q4
-    if (q4)
-        unit_q4(c);
-#endif
-#if COLIBRI_WITH_Q8
-    if (!q4)
-        unit_q8(c);
-#endif
+    return at;
 }
 
 /* The dot of a group as a float: the sum, or (q4) a sixteenth of it. */
@@ -196,7 +186,7 @@ INLINE void rows_by(bool q4, const struct panel *x, const struct rows *rows)
             uint32_t units = x->units;
             c.sum0 = c.sum1 = group->start;
             do
-                unit(q4, &c);
+                c = q4 ? unit_q4(c) : unit_q8(c);
             while (--units != 0);
             float scale = group->scale;
             sum0 = sum0 + dot(q4, c.sum0) * (colibri_dsp_f16(*scale0++) * scale);
@@ -212,14 +202,10 @@ INLINE void rows_by(bool q4, const struct panel *x, const struct rows *rows)
 
 static __attribute__((noinline)) void rows_of(uint32_t type, const struct panel *x, const struct rows *rows)
 {
-#if COLIBRI_WITH_Q8
-    if (type == COLIBRI_Q8)
+    if (COLIBRI_WITH_Q8 && type == COLIBRI_Q8)
         rows_by(false, x, rows);
-#endif
-#if COLIBRI_WITH_Q4
-    if (type == COLIBRI_Q4)
+    if (COLIBRI_WITH_Q4 && type == COLIBRI_Q4)
         rows_by(true, x, rows);
-#endif
 }
 
 /* The panel's rows, the first of which is `row`. An odd last one is done as two equal ones. */
@@ -252,14 +238,10 @@ static void widen(struct panel *x, const colibri_matmul *m, uint32_t first)
     x->groups = left < most ? left : most;
     for (uint32_t g = 0; g < x->groups; g++)
         x->group[g].scale = m->scales[first + g];
-#if COLIBRI_WITH_Q8
-    if (w->type == COLIBRI_Q8)
+    if (COLIBRI_WITH_Q8 && w->type == COLIBRI_Q8)
         widen_q8(x, codes);
-#endif
-#if COLIBRI_WITH_Q4
-    if (w->type == COLIBRI_Q4)
+    if (COLIBRI_WITH_Q4 && w->type == COLIBRI_Q4)
         widen_q4(x, codes);
-#endif
 }
 
 /* One token, activations and outputs where m points to. */

@@ -87,16 +87,13 @@ struct dots {
     int32_t row[4];
 };
 
-#if COLIBRI_WITH_Q8
 INLINE int32_t dot_q8(int32_t sum, bool first, const uint8_t *w, int8x16_t left, int8x16_t right)
 {
     const int8_t *codes = (const int8_t *)w;
     sum = first ? vmladavq_s8(vldrbq_s8(codes), left) : vmladavaq_s8(sum, vldrbq_s8(codes), left);
     return vmladavaq_s8(sum, vldrbq_s8(codes + 16), right);
 }
-#endif
 
-#if COLIBRI_WITH_Q4
 INLINE int32_t dot_q4(int32_t sum, bool first, const uint8_t *w, int8x16_t left, int8x16_t right)
 {
     uint8x16_t both = vldrbq_u8(w);
@@ -105,17 +102,10 @@ INLINE int32_t dot_q4(int32_t sum, bool first, const uint8_t *w, int8x16_t left,
     sum = first ? vmladavq_s8(low, left) : vmladavaq_s8(sum, low, left);
     return vmladavaq_s8(sum, high, right);
 }
-#endif
 
 INLINE int32_t dot(bool q4, int32_t sum, bool first, const uint8_t *w, int8x16_t left, int8x16_t right)
 {
-#if COLIBRI_WITH_Q4
-    if (q4)
-        return dot_q4(sum, first, w, left, right);
-#endif
-#if COLIBRI_WITH_Q8
-    return dot_q8(sum, first, w, left, right);
-#endif
+    return q4 ? dot_q4(sum, first, w, left, right) : dot_q8(sum, first, w, left, right);
 }
 
 /* Unit u of the units of a group. */
@@ -170,27 +160,19 @@ INLINE void rows_by(bool q4, uint32_t units, const struct panel *x, const struct
     }
 }
 
-#if COLIBRI_WITH_Q8
 static void q8_32(const struct panel *x, const struct rows *rows) { rows_by(false, 1, x, rows); }
 static void q8_64(const struct panel *x, const struct rows *rows) { rows_by(false, 2, x, rows); }
 static void q8_128(const struct panel *x, const struct rows *rows) { rows_by(false, 4, x, rows); }
-#endif
-#if COLIBRI_WITH_Q4
 static void q4_32(const struct panel *x, const struct rows *rows) { rows_by(true, 1, x, rows); }
 static void q4_64(const struct panel *x, const struct rows *rows) { rows_by(true, 2, x, rows); }
 static void q4_128(const struct panel *x, const struct rows *rows) { rows_by(true, 4, x, rows); }
-#endif
 
-static __attribute__((noinline)) void rows_of(const colibri_matrix *w, const struct panel *x, const struct rows *rows)
+static void rows_of(const colibri_matrix *w, const struct panel *x, const struct rows *rows)
 {
-#if COLIBRI_WITH_Q8
-    if (w->type == COLIBRI_Q8)
+    if (COLIBRI_WITH_Q8 && w->type == COLIBRI_Q8)
         (w->group == 32 ? q8_32 : w->group == 64 ? q8_64 : q8_128)(x, rows);
-#endif
-#if COLIBRI_WITH_Q4
-    if (w->type == COLIBRI_Q4)
+    if (COLIBRI_WITH_Q4 && w->type == COLIBRI_Q4)
         (w->group == 32 ? q4_32 : w->group == 64 ? q4_64 : q4_128)(x, rows);
-#endif
 }
 
 /* The panel's rows, the first of which is `row`. The one to three that make no four are done one by one, as four equal ones. */
