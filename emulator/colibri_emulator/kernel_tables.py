@@ -39,7 +39,7 @@ DSP = KernelTable(
     ("cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55"), ("dsp",),
 )  # fmt: skip
 # Helium's float lanes only here, where they are written out: a vectoriser would use them anywhere.
-# Without clang's and GCC's first scheduler the sources' order stays, which fits the eight registers.
+# Unscheduled, the order of the sources stays, and fits the eight vector registers.
 MVE = KernelTable(
     "mve", "mve", "colibri_kernels_mve", ("cortex-m55",), ("mve",),
     zig=("-mcpu=cortex_m55+mve_fp+fp_armv8d16sp", "-fno-vectorize", "-fno-slp-vectorize",

@@ -29,8 +29,8 @@ typedef struct colibri_matrix {
     uint32_t order;   /* COLIBRI_ORDER_* */
 } colibri_matrix;
 
-/* Alignment: codes of weights at multiples of 16, of activations of 4; keys and values of attend at multiples of 4. The
- * engine aligns all of them so. */
+/* Alignment, as the engine has it: codes of weights at multiples of 16, of activations of 4; keys and values of attend at
+ * multiples of 4 when head_size is even. */
 
 /* out[o(t)][r] = dot(weight row r, in[i(t)]) + bias[r] for t < tokens and the rows of the call.
  * Quantised weights read codes and scales of the activation, float weights read values. */
