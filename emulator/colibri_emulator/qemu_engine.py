@@ -93,6 +93,8 @@ class QemuMachine:
         if fw.qemu_machine in _SIZED:
             ram = self._board.region(fw.data_region).size
             command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
+        if request.workers > 1:
+            command += ["-smp", str(self._board.firmware_cores)]
         run = run_bare(
             command,
             program,
@@ -100,10 +102,17 @@ class QemuMachine:
                 firmware.layout.model_base: firmware.model,
                 program.address("colibri_mailbox"): request.pack(),
             },
-            code=(firmware.layout.code_start, firmware.layout.code_limit),
+            # The count is not atomic over cores.
+            code=(firmware.layout.code_start, firmware.layout.code_limit)
+            if request.workers <= 1
+            else None,
             timeout=self._timeout,
         )
-        ending = Ending(self.name, run.instructions, fault_of(run.box, program), self.notes)
+        notes = self.notes
+        if run.box.cores > 1:
+            cores = run.box.cores
+            notes += (f"{cores} cores were at work; instructions are not counted over several",)
+        ending = Ending(self.name, run.instructions, fault_of(run.box, program), notes)
         return result_from_mailbox(firmware, run.box, ending)
 
 
@@ -121,7 +130,7 @@ def run_bare(
     program: Program,
     loads: Mapping[int, Path | bytes],
     *,
-    code: tuple[int, int],
+    code: tuple[int, int] | None,
     timeout: float,
     symbol: str = "colibri_mailbox",
 ) -> BareRun:
@@ -135,8 +144,8 @@ def run_bare(
         What to run.
     loads : mapping
         Files or bytes that are in memory at reset, by address.
-    code : (int, int)
-        Instructions are counted in this range of addresses.
+    code : (int, int), optional
+        Instructions are counted in this range of addresses; None: not at all.
     timeout : float
         Seconds.
     symbol : str
@@ -145,12 +154,16 @@ def run_bare(
     # Beside other files of this run; a Unix socket's path has to be short.
     with tempfile.TemporaryDirectory(prefix="cq-") as name:
         folder = Path(name)
-        counted = f"from={code[0]:#x},to={code[1]:#x},until={program.address('colibri_done'):#x}"
+        count: Sequence[str] = ()
+        if code is not None:
+            span = f"from={code[0]:#x},to={code[1]:#x}"
+            until = f"until={program.address('colibri_done'):#x}"
+            count = counting(command[0], folder / "log", f"{span},{until}")
         full = [
             *(*command, *_QUIET, *_loaders(loads, folder)),
             *("-kernel", str(program.path)),
             *("-qmp", f"unix:{folder / 'qmp'},server=on,wait=off"),
-            *counting(command[0], folder / "log", counted),
+            *count,
         ]
         with _started(full, folder) as qmp:
             box = _wait(qmp, program, folder, timeout)

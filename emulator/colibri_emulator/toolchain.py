@@ -75,7 +75,7 @@ TARGETS = {
         zig=("-target", "aarch64-freestanding-none", "-mcpu=cortex_a53"),
         gcc=("-mcpu=cortex-a53", "-mno-outline-atomics"),
         gcc_prefix="aarch64-linux-gnu-",
-        start=("start_aarch64.S", "mmu_aarch64.c"),
+        start=("start_aarch64.S", "mmu_aarch64.c", "cores_aarch64.c"),
         entry="_start",
     ),
     "riscv64": Target(

@@ -133,6 +133,12 @@ class UnicornMachine:
                 file=firmware.elf,
                 hint=f"build it for target {self.target}",
             )
+        if request.workers > 1:
+            raise EmulateError(
+                f"Unicorn emulates one core, not {request.workers}",
+                field="workers",
+                hint="1 worker, or QEMU: the tokens and bits are the same",
+            )
         session = _Session(self._board, self._cpu, firmware)
         box = session.program.address("colibri_mailbox")
         session.write(box, request.pack())

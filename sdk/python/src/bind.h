@@ -60,7 +60,7 @@ struct Image {
     Memory memory; // an image given as bytes
     Memory meta;   // tables, when the storage does not map
 
-    Image(nb::object source, bool map, std::string name);
+    Image(nb::object source, bool map, std::string name, bool huge);
     ~Image() { colibri_posix_close(&file); }
     Image(const Image &) = delete;
     Image &operator=(const Image &) = delete;
@@ -85,3 +85,4 @@ void bind_image(nb::module_ &m);
 void bind_plan(nb::module_ &m);
 void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
+void bind_probe(nb::module_ &m);
