@@ -200,6 +200,7 @@ def _linker_script(name: str, memory: Memory) -> str:
         code_start=f"{memory.code:#x}",
         code_limit=f"{memory.code + memory.code_bytes:#x}",
         stack_bytes=f"{_STACK:#x}",
+        core_stacks_bytes=0,
         firmware_limit=f"{data_end:#x}",
         model_base=0,
         model_bytes=0,
