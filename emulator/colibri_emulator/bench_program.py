@@ -83,6 +83,8 @@ _A64, _RV64 = "aarch64-linux-musl", "riscv64-linux-musl"
 _ALL = (
     Cpu("cortex-m33", "cortex-m33", ("qemu-system-arm", "-M", "mps2-an505"),
         frozenset({"dsp"}), Memory(0x10000000, 4 * _MIB, 0x38000000, 4 * _MIB)),
+    Cpu("cortex-m4", "cortex-m4", ("qemu-system-arm", "-M", "mps2-an386"),
+        frozenset({"dsp"}), Memory(0, 4 * _MIB, 0x20000000, 4 * _MIB)),
     Cpu("cortex-m7", "cortex-m7", ("qemu-system-arm", "-M", "mps2-an500"),
         frozenset({"dsp"}), Memory(0, 4 * _MIB, 0x20000000, 4 * _MIB)),
     Cpu("cortex-m55", "cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"),

@@ -31,6 +31,8 @@ from colibri_emulator.native import native_library
 from colibri_emulator.symbols import Program
 
 _PROGRAMS = {
+    "cortex-m4": "qemu-system-arm",
+    "cortex-m7": "qemu-system-arm",
     "cortex-m33": "qemu-system-arm",
     "cortex-m55": "qemu-system-arm",
     "aarch64": "qemu-system-aarch64",

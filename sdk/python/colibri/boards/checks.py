@@ -28,6 +28,8 @@ CLASS_LIMIT = {
     "dram": 128 * _GIB,
 }
 _ISA_OF_TARGET = {
+    "cortex-m4": ("armv7e-m",),
+    "cortex-m7": ("armv7e-m",),
     "cortex-m33": ("armv8-m.main", "armv8.1-m.main"),
     "cortex-m55": ("armv8.1-m.main",),
     "aarch64": ("armv8-a", "armv8.2-a", "armv9-a"),

@@ -49,7 +49,10 @@ RegionKind = Literal["sram", "tcm", "dram", "psram", "nor", "mram", "rom"]
 StorageKind = Literal["sd", "emmc", "nvme", "nor", "mram", "semihost"]
 Access = Literal["r", "rw", "rx", "rwx"]
 FigureClass = Literal["measured", "declared", "theoretical"]
-Target = Literal["cortex-m33", "cortex-m55", "aarch64", "riscv64", "aarch64-linux-musl"]
+Target = Literal[
+    "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "aarch64", "riscv64",
+    "aarch64-linux-musl",
+]  # fmt: skip
 
 
 def _number(value: object) -> int | float:
