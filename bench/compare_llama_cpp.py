@@ -33,6 +33,7 @@ from colibri.bench.synthetic import Synthetic, make_synthetic
 from colibri.bench.trace import run_traced
 from colibri.cli.common import console, emit_json, note, progress, table
 from colibri.errors import ColibriError, PackError
+from colibri.image import PAGES
 from colibri.units import format_bytes
 from colibri.weight_order import HOST, order_of_target
 from write_gguf import FILE_TYPES, write_gguf
@@ -57,6 +58,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=_numbers, default=list(Bench.default_threads()))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--kernels", default="auto", help="Colibri's")
+    parser.add_argument("--pages", choices=PAGES, default="4k", help="of Colibri's weights")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--environment", type=Path, default=cache / "colibri" / "llama-cpp",
                         help=f"Python environment of {PACKAGE}; made when missing")  # fmt: skip
@@ -133,6 +135,7 @@ def take_turns(
                     logits = folder / f"{program}.npy" if round_number == 0 else None
                     job = {"model": str(files[program]), "threads": count, "seed": given.seed,
                            "prompts": given.prompts, "new": given.new, "kernels": given.kernels,
+                           "pages": given.pages,
                            "logits": str(logits) if logits else None}  # fmt: skip
                     runs[count][program].append(_run(interpreter, script, job))
                     advance(1)
@@ -255,7 +258,7 @@ def main() -> int:
         note(said, style="yellow")
     if given.json:
         settings = {"prompts": given.prompts, "new": given.new, "rounds": given.rounds,
-                    "seed": given.seed, "kv": "f16"}  # fmt: skip
+                    "seed": given.seed, "kv": "f16", "pages": given.pages}  # fmt: skip
         emit_json({"kind": "measured", "machine": machine, "settings": settings, "models": models})
     return 0
 

@@ -9,7 +9,7 @@ import time
 
 import numpy as np
 
-from colibri import Engine
+from colibri import Engine, Image
 from process_memory import status_bytes
 
 
@@ -19,8 +19,8 @@ def main() -> None:
     longest = max(job["prompts"])
     before = status_bytes("RssAnon")
     begin = time.perf_counter()
-    engine = Engine(job["model"], longest + job["new"], job["threads"], longest, "f16",
-                    job["kernels"])  # fmt: skip
+    image = Image(job["model"], pages=job["pages"])
+    engine = Engine(image, longest + job["new"], job["threads"], longest, "f16", job["kernels"])
     tokens = random.integers(engine.vocabulary, size=longest + job["new"], dtype=np.uint32)
     engine.infer(tokens[:1])
     first = time.perf_counter() - begin

@@ -93,6 +93,12 @@ def test_json_of_an_image(bench: Run, demo_image: Callable[[str], Path]) -> None
     assert found["machine"]["read_probe"]["bytes"] == 4 << 20
 
 
+def test_pages_are_asked_for(bench: Run, demo_image: Callable[[str], Path]) -> None:
+    code, out, _ = bench(demo_image("q4"), *TINY, "--pages", "huge", "--json")
+    assert code == 0
+    assert json.loads(out)["settings"]["pages"] == "huge"
+
+
 def test_traced_work_of_the_demo(bench: Run, demo_image: Callable[[str], Path]) -> None:
     """By hand from the tensor table: every matrix once, top_k experts, the KV cache."""
     path = demo_image("q4")

@@ -47,6 +47,8 @@ class Bench:
         Measurements of each figure.
     probe_bytes : int, optional
         Memory that the bandwidth probe reads.
+    pages : {"4k", "huge"}
+        Of the weights, as in `colibri.Image`.
     """
 
     prompt: int = 128
@@ -59,6 +61,7 @@ class Bench:
     rounds: int = 5
     seed: int = 0
     probe_bytes: int | None = None
+    pages: str = "4k"
 
     @classmethod
     def default_threads(cls) -> tuple[int, ...]:
@@ -103,7 +106,7 @@ def measure(image: Path, bench: Bench, feed: Feed, advance: Progress) -> dict[st
     advance : callable
         Called with 1 after each of `bench.steps` pieces of work.
     """
-    opened, machine = Image(image), facts()
+    opened, machine = Image(image, pages=bench.pages), facts()
     traced = _trace(opened, bench, feed)
     advance(1)
     bandwidth = Bandwidth(bench.probe_bytes or default_probe_bytes(), bench.threads)
@@ -204,7 +207,7 @@ def _start(image: Path, bench: Bench, traced: Traced, advance: Progress) -> dict
     for _ in range(STARTS):
         mapping.append(map_and_touch(image))
         begin = time.perf_counter()
-        bench.engine(Image(image), max(bench.threads)).infer(traced.prompt[:1])
+        bench.engine(Image(image, pages=bench.pages), max(bench.threads)).infer(traced.prompt[:1])
         opening.append(time.perf_counter() - begin)
         advance(1)
     return {"open_to_first_token_s": _median(opening), "map_and_touch_s": _median(mapping),

@@ -21,6 +21,7 @@ from colibri.cli.common import (
     ContextOption,
     JsonOption,
     KvOption,
+    PagesOption,
     command,
     console,
     emit_json,
@@ -82,6 +83,7 @@ def bench(
         int | None, typer.Option("--batch", min=1, help="Tokens a step. Default: the whole prompt.")
     ] = None,
     kv: KvOption = "f32",
+    pages: PagesOption = "4k",
     kernels: KernelsOption = "auto",
     seed: Annotated[
         int, typer.Option("--seed", min=0, max=SEED_MAX, help="Of all that is random.")
@@ -106,7 +108,7 @@ def bench(
                  "--target": target, "--keep": keep}  # fmt: skip
     _check_source(image, config, made_only)
     what = Bench(prompt, new, context, kv, batch, kernels, _threads(threads), rounds, seed,
-                 parse_size(probe) if probe else None)  # fmt: skip
+                 parse_size(probe) if probe else None, pages)  # fmt: skip
     feed: Feed = "greedy" if image else "random"
     wish = None
     if config is not None:
