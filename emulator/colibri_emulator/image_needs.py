@@ -46,7 +46,8 @@ def image_needs(image: str | Path | Image, kv: Sequence[str]) -> ImageNeeds:
 def _types(image: Image) -> dict[str, bool]:
     # Vectors and routers are always f32 and need no part of their own.
     used = {t.type_name for t in image.tensors if ROLES[t.name].part}
-    return {name: name in used for name in _TYPES}
+    tiles = any(tensor.order for tensor in image.tensors)
+    return {name: name in used for name in _TYPES} | {"tiles": tiles}
 
 
 def _blocks(image: Image) -> dict[str, bool]:

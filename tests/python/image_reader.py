@@ -240,13 +240,16 @@ def _tensors(w: Walked, data: bytes, table: bytes, count: int, experts: bytes) -
     for layer, role, kind, order, group, high, wide, offset, size, crc, zero0, zero1 in entries:
         row = rows[layer, role]
         assert (high, wide) in row.shapes(_names(w, layer)), (layer, row.name, high, wide)
-        assert (order, zero0, zero1) == (0, 0, 0)
+        assert (zero0, zero1) == (0, 0)
+        assert order in ((0, 1) if kind > 3 else (0,))
+        parts = {44: "heads", 45: "heads", 61: "experts", 62: "experts"}.get(role)
+        assert order == 0 or parts is None or high // w.config[parts] % 16 == 0
         assert kind in TYPES
         assert group in ((32, 64, 128) if kind > 3 else (0,))
         assert kind == 1 or not row.f32
         where = None if layer == GLOBAL else layer
         assert w.types.setdefault(row.name, TYPES[kind]) == TYPES[kind]
-        shape = (kind, group, high, wide)
+        shape = (kind, group, high, wide, order)
         if not row.in_record:
             assert offset == at
             assert crc == zlib.crc32(data[offset : offset + size])
@@ -301,7 +304,7 @@ def _check_records(
 
 
 def _decode(
-    data: bytes, offset: int, size: int, kind: int, group: int, rows: int, columns: int
+    data: bytes, offset: int, size: int, kind: int, group: int, rows: int, columns: int, order: int
 ) -> NDArray[np.float32]:
     raw = data[offset : offset + size]
     if kind <= 3:
@@ -314,14 +317,41 @@ def _decode(
     coded = rows * groups * group // (1 if kind == 4 else 2)
     assert size == up(coded, 64) + 2 * rows * groups
     assert not any(raw[coded : up(coded, 64)])
-    if kind == 4:
-        codes = np.frombuffer(raw[:coded], np.int8).astype(int)
-        assert codes.min() >= -127
-    else:
-        pairs = np.frombuffer(raw[:coded], np.uint8).astype(int).reshape(-1, group // 2)
-        codes = np.concatenate((pairs & 15, pairs >> 4), 1) - 8
+    tiled = rows // 16 * 16 if order else 0
+    stored = np.frombuffer(raw[:coded], np.int8 if kind == 4 else np.uint8).astype(int)
+    stored = stored.reshape(rows, -1)
+    codes = np.concatenate([_untiled(stored[:tiled], kind), _in_rows(stored[tiled:], kind, group)])
+    assert codes.min() >= (-127 if kind == 4 else -8)
     codes = codes.reshape(rows, groups, group)
     assert not codes.reshape(rows, -1)[:, columns:].any(), "padding is code 0"
-    scales = np.frombuffer(raw[up(coded, 64) :], "<f2").astype(np.float32).reshape(rows, groups, 1)
+    scales = np.frombuffer(raw[up(coded, 64) :], "<f2").astype(np.float32).reshape(rows, groups)
+    scales[:tiled] = scales[:tiled].reshape(-1, groups, 16).swapaxes(1, 2).reshape(tiled, groups)
+    scales = scales.reshape(rows, groups, 1)
     assert np.isfinite(scales).all()
     return (codes * scales).astype(np.float32).reshape(rows, -1)[:, :columns]
+
+
+def _in_rows(stored: NDArray[Any], kind: int, group: int) -> NDArray[Any]:
+    """Codes of order 0, from bytes by row."""
+    if kind == 4:
+        return stored
+    count, size = stored.shape
+    pairs = stored.reshape(count, 2 * size // group, group // 2)
+    return (np.concatenate((pairs & 15, pairs >> 4), 2) - 8).reshape(count, 2 * size)
+
+
+def _untiled(stored: NDArray[Any], kind: int) -> NDArray[Any]:
+    """Codes of order 1: column blocks of 16 rows x 4 bytes, element by element."""
+    per_block = 4 if kind == 4 else 8
+    columns = stored.shape[1] * (1 if kind == 4 else 2)
+    codes = np.zeros((len(stored), columns), int)
+    for first in range(0, len(stored), 16):
+        tile = stored[first : first + 16].reshape(columns // per_block, 16, 4)
+        for block, byte in itertools.product(range(len(tile)), range(4)):
+            at = block * per_block + byte
+            if kind == 4:
+                codes[first : first + 16, at] = tile[block, :, byte]
+            else:
+                codes[first : first + 16, at] = (tile[block, :, byte] & 15) - 8
+                codes[first : first + 16, at + 4] = (tile[block, :, byte] >> 4) - 8
+    return codes

@@ -7,6 +7,7 @@
 #include "options.h"
 #include "size.h"
 #include "tensor.h"
+#include "tiles.h"
 
 /* A dimension is a code for a number of the config. */
 enum dimension {
@@ -230,6 +231,28 @@ static colibri_status check_place(struct walk *w, const colibri_tensor *t, uint3
     return COLIBRI_OK;
 }
 
+/* Rows that are used on their own: of one head or one expert where the tensor holds all of them. */
+static uint32_t part_rows(const colibri_config *c, const colibri_tensor *t)
+{
+    if (t->role == COLIBRI_ROLE_LATENT_KEY || t->role == COLIBRI_ROLE_LATENT_VALUE)
+        return t->rows / c->heads;
+    if (t->role == COLIBRI_ROLE_EXPERT_QUERY || t->role == COLIBRI_ROLE_EXPERT_ATTENTION_OUT)
+        return t->rows / c->experts;
+    return 0;
+}
+
+static colibri_status check_order(struct walk *w, const colibri_tensor *t)
+{
+    if (t->order == COLIBRI_ORDER_ROWS)
+        return COLIBRI_OK;
+    if (t->order != COLIBRI_ORDER_TILES || !COLIBRI_WITH_TILES)
+        return colibri_fail(w->error, COLIBRI_ERR_UNSUPPORTED, (uint32_t)t->layer << 16 | t->role,
+                            (uint32_t)t->order << 8, 0);
+    if (!colibri_type_quantised(t->type) || part_rows(&w->image->config, t) % COLIBRI_TILE_ROWS != 0)
+        return bad_tensor(w, t->layer, t->role, t->order, COLIBRI_ORDER_ROWS);
+    return COLIBRI_OK;
+}
+
 static colibri_status check_tensor(struct walk *w, uint32_t layer, const colibri_layer *kind,
                                    const struct rule *rule)
 {
@@ -249,11 +272,13 @@ static colibri_status check_tensor(struct walk *w, uint32_t layer, const colibri
                           (uint64_t)rows << 32 | columns);
     if (!colibri_type_valid(t.type, t.group) || (rule->flags & F32_ONLY && t.type != COLIBRI_F32))
         return bad_tensor(w, layer, rule->role, t.type, COLIBRI_F32);
-    if (t.order != 0 || (!(rule->flags & F32_ONLY) && !colibri_type_built(t.type)) ||
+    if ((!(rule->flags & F32_ONLY) && !colibri_type_built(t.type)) ||
         (!COLIBRI_WITH_ATTENTION_EXTRAS && rule->flags & EXTRA) ||
         (!COLIBRI_WITH_NORMED_RESIDUAL && rule->flags & NORMED_RESIDUAL))
-        return colibri_fail(w->error, COLIBRI_ERR_UNSUPPORTED, layer << 16 | rule->role,
-                            t.order != 0 ? t.order : t.type, 0);
+        return colibri_fail(w->error, COLIBRI_ERR_UNSUPPORTED, layer << 16 | rule->role, t.type, 0);
+    colibri_status status = check_order(w, &t);
+    if (status != COLIBRI_OK)
+        return status;
     const uint8_t *entry = w->image->meta + w->image->tensors + w->next * (uint32_t)COLIBRI_TENSOR_ENTRY;
     if (colibri_load_u32(entry + 36) != 0 || colibri_load_u64(entry + 40) != 0 ||
         (rule->flags & IN_RECORD && t.crc32 != 0))

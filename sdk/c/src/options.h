@@ -19,6 +19,9 @@
 #ifndef COLIBRI_WITH_Q4
 #define COLIBRI_WITH_Q4 1
 #endif
+#ifndef COLIBRI_WITH_TILES /* weights in tiles of sixteen rows */
+#define COLIBRI_WITH_TILES 1
+#endif
 #ifndef COLIBRI_WITH_KV_F16
 #define COLIBRI_WITH_KV_F16 1
 #endif

@@ -7,6 +7,7 @@
 #include "convert.h"
 #include "options.h"
 #include "size.h"
+#include "tiles.h"
 
 bool colibri_type_valid(uint32_t type, uint32_t group)
 {
@@ -53,6 +54,7 @@ void colibri_matrix_init(colibri_matrix *m, const colibri_tensor *t, const void 
     m->group = t->group;
     m->groups = 0;
     m->stride = row_stride(t);
+    m->order = t->order;
     if (colibri_type_quantised(t->type)) {
         /* open has checked that the tensor's bytes exist, so these fit in memory */
         size_t codes = ((size_t)t->rows * m->stride + 63u) & ~(size_t)63u;
@@ -63,13 +65,16 @@ void colibri_matrix_init(colibri_matrix *m, const colibri_tensor *t, const void 
 
 static float quantised_value(const colibri_matrix *m, uint32_t row, uint32_t column)
 {
-    const uint8_t *codes = m->codes + (size_t)row * m->stride;
-    uint32_t group = column / m->group, j = column % m->group, half = m->group / 2;
-    float scale = colibri_f16_to_float(m->scales[(size_t)row * m->groups + group]);
+    uint32_t group = column / m->group, j = column % m->group;
+    const uint8_t *codes = colibri_group_codes(m, row, group);
+    float scale = colibri_f16_to_float(colibri_group_scale(m, row, group));
+    bool tiled = colibri_in_tile(m, row);
+    uint32_t half = tiled ? 4 : m->group / 2; /* a byte of q4 holds elements j and j + half */
+    uint32_t at = m->type == COLIBRI_Q8 ? j : j / (2 * half) * half + j % half;
+    uint32_t byte = codes[tiled ? at / 4 * COLIBRI_TILE_BYTES + at % 4 : at];
     if (m->type == COLIBRI_Q8)
-        return (float)(int8_t)codes[column] * scale;
-    uint32_t pair = codes[group * half + j % half];
-    return (float)((int32_t)(j < half ? pair & 15u : pair >> 4) - 8) * scale;
+        return (float)(int8_t)byte * scale;
+    return (float)((int32_t)(j % (2 * half) < half ? byte & 15u : byte >> 4) - 8) * scale;
 }
 
 void colibri_row_values(const colibri_matrix *m, uint32_t row, float *out)

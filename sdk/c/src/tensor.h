@@ -17,7 +17,7 @@ bool colibri_type_built(uint32_t type);
 /* Bytes of a tensor of a valid type (docs/spec.md section 4); false when the product does not fit. */
 bool colibri_tensor_bytes(const colibri_tensor *tensor, uint64_t *bytes);
 
-/* Narrows a matrix to some of its rows. */
+/* Narrows a matrix to some of its rows; of tiles, to whole ones. */
 static inline void colibri_matrix_rows(colibri_matrix *m, uint32_t first, uint32_t rows)
 {
     m->codes += (size_t)first * m->stride;

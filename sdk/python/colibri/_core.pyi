@@ -148,6 +148,7 @@ class Kernels:
         out_count: int,
         row_begin: int,
         row_end: int,
+        order: int = 0,
     ) -> NDArray[np.float32]: ...
     def rms_norm(
         self, x: NDArray[np.float32], weight: NDArray[np.float32], epsilon: float

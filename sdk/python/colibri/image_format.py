@@ -28,6 +28,13 @@ class Type(IntEnum):
     Q4 = 5
 
 
+class Order(IntEnum):
+    """How the codes of a quantised tensor lie: row by row, or sixteen rows interleaved."""
+
+    ROWS = 0
+    TILES = 1
+
+
 FLOAT_BYTES = {Type.F32: 4, Type.F16: 2, Type.BF16: 2}
 
 
@@ -331,6 +338,20 @@ WHOLE_NORMS: dict[str, Size] = {
     "query_norm": _queries, "key_norm": _keys, "linear_norm": _linear,
 }  # fmt: skip
 ROLES: dict[str, Role] = {role.name: role for role in _ROLES}
+
+
+TILE_ROWS = 16
+# Tensors that hold all heads or all experts, and how many parts that are.
+_PARTS: dict[str, Size] = {
+    "latent_key": lambda c: c.heads, "latent_value": lambda c: c.heads,
+    "expert_query": _experts, "expert_attention_out": _experts,
+}  # fmt: skip
+
+
+def can_tile(role: str, settings: Settings, kind: Type, rows: int) -> bool:
+    """Whether a tensor's rows may lie in tiles: quantised, and each part of whole tiles."""
+    parts = _PARTS.get(role)
+    return kind not in FLOAT_BYTES and (not parts or rows // parts(settings) % TILE_ROWS == 0)
 
 
 def align(size: int, to: int = ALIGNMENT) -> int:

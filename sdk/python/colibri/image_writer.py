@@ -27,6 +27,7 @@ from colibri.image_format import (
     MAGIC,
     VERSION,
     LayerKind,
+    Order,
     Role,
     Settings,
     Type,
@@ -52,6 +53,7 @@ class TensorSpec:
     group: int
     rows: int
     columns: int
+    order: Order = Order.ROWS
 
     @property
     def bytes(self) -> int:
@@ -289,8 +291,8 @@ class ImageWriter:
     def _tensor_entries(self) -> Iterator[bytes]:
         for spec, offset in zip(self.layout.specs, self.layout.offsets, strict=True):
             yield struct.pack(
-                "<HHBBHIIQQI12x", _layer_number(spec.layer), spec.role.number, spec.kind, 0,
-                spec.group, spec.rows, spec.columns, offset, spec.bytes,
+                "<HHBBHIIQQI12x", _layer_number(spec.layer), spec.role.number, spec.kind,
+                spec.order, spec.group, spec.rows, spec.columns, offset, spec.bytes,
                 0 if spec.is_expert else self._dense_crc[spec],
             )  # fmt: skip
 

@@ -18,7 +18,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 
@@ -29,7 +29,7 @@ from colibri.checkpoint import Checkpoint
 from colibri.errors import CheckpointError, EngineError, ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import check_path
-from colibri.image_format import ROLES
+from colibri.image_format import ROLES, TILE_ROWS, Order, can_tile
 from colibri.image_writer import ImageWriter, Layout, Slot, TensorSpec
 from colibri.matching import Matched, match_tensors
 from colibri.quantize import Encoded, RangeError, encode
@@ -75,6 +75,7 @@ def pack(
     quant: str | None = None,
     group: int | None = None,
     recipe: Path | None = None,
+    order: Order = Order.ROWS,
     jobs: int = 1,
     progress: Callable[[int], Progress] | None = None,
     selftest: Selftest | None = None,
@@ -85,6 +86,9 @@ def pack(
     ----------
     quant, group, recipe
         As in `colibri.recipe.make_recipe`.
+    order : Order
+        Order of the weights, as `colibri.weight_order` finds it for a board.  Tensors that cannot
+        have it stay in rows.
     jobs : int
         Threads that encode; the image does not depend on it.
     progress : callable, optional
@@ -104,7 +108,7 @@ def pack(
     _refuse_input(target, source, recipe)
     model = describe(source.config, source.config_file, source.adapt)
     matched = match_tensors(source, model)
-    plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe))
+    plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe), order)
     _check_tokenizer(source)
     advance = progress(plan.parameters) if progress else (lambda _: None)
     _write(plan, target, jobs, advance, selftest or runtime_selftest)
@@ -162,8 +166,10 @@ class _Plan:
     notes: tuple[str, ...]
 
     @classmethod
-    def of(cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe) -> _Plan:
-        specs = _specs(model, matched, recipe)
+    def of(
+        cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe, order: Order
+    ) -> _Plan:
+        specs = _specs(model, matched, recipe, order)
         counts = {spec: _copies(spec, model) * spec.rows * spec.columns for spec in specs}
         sizes = {spec: _copies(spec, model) * spec.bytes for spec in specs}
         roles = {name: sum(sizes[s] for s in specs if s.role.name == name) for name in ROLES}
@@ -176,7 +182,7 @@ class _Plan:
         layout = Layout.of(
             model.settings, model.layers, specs,
             stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
-            notes=_notes_section(source, model, recipe, by_role, bits, notes),
+            notes=_notes_section(source, model, recipe, by_role, bits, notes, order),
             tokenizer_bytes=len(source.tokenizer or b""),
         )  # fmt: skip
         sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
@@ -189,21 +195,26 @@ def _key(role: str, layer: int | None, expert: int | None) -> tuple[str, int | N
 
 
 def _rows_of(wanted: Wanted, tensor: Tensor) -> Source:
-    return lambda: tensor.rows(_CHUNK)
+    return lambda: tensor.rows(_CHUNK, TILE_ROWS)
 
 
 def _row_of(vector: Floats) -> Source:
     return lambda: iter([vector[None]])
 
 
-def _specs(model: Model, matched: Matched, recipe: Recipe) -> list[TensorSpec]:
+def _specs(model: Model, matched: Matched, recipe: Recipe, order: Order) -> list[TensorSpec]:
     """The tensor table: an expert role once per layer."""
     places = {(w.layer, w.role.name): (w.role, t.shape[-1]) for w, t in matched.tensors}
     places |= {(None, n): (ROLES[n], len(f)) for n, f in model.ropes.items()}
-    return [
+    specs = [
         TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings_of(layer)), columns)
         for (layer, _), (role, columns) in places.items()
     ]  # fmt: skip
+    return [replace(spec, order=order) if _takes(spec, model) else spec for spec in specs]
+
+
+def _takes(spec: TensorSpec, model: Model) -> bool:
+    return can_tile(spec.role.name, model.settings_of(spec.layer), spec.kind, spec.rows)
 
 
 def _copies(spec: TensorSpec, model: Model) -> int:
@@ -227,7 +238,7 @@ def _padding_notes(specs: list[TensorSpec], bits: dict[str, float]) -> list[str]
 
 def _notes_section(
     source: Checkpoint, model: Model, recipe: Recipe, by_role: dict[str, float], bits: float,
-    notes: tuple[str, ...],
+    notes: tuple[str, ...], order: Order,
 ) -> bytes:  # fmt: skip
     """Where the image came from; the same input gives the same bytes."""
     content = {
@@ -239,6 +250,7 @@ def _notes_section(
         "recipe": {"name": recipe.name, "group": recipe.group,
                    "types": {n: t.name.lower() for n, t in recipe.types.items() if n in by_role}},
         "bits_per_weight": round(bits, 3),
+        "order": order.name.lower(),
         "bits_by_role": by_role,
         "notes": list(notes),
     }  # fmt: skip
@@ -304,7 +316,7 @@ def _piece(slot: Slot, rows: Floats, at: int) -> Callable[[], _Piece]:
 
     def run() -> _Piece:
         try:
-            return slot, matrix.size, encode(matrix, spec.kind, spec.group)
+            return slot, matrix.size, encode(matrix, spec.kind, spec.group, spec.order)
         except RangeError as error:
             place = f"row {at + error.row}, column {error.column}"
             raise PackError(

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from colibri.image_format import GROUPS, Type, align
+from colibri.image_format import GROUPS, TILE_ROWS, Order, Type, align
 
 Floats = NDArray[np.float32]
 
@@ -38,7 +38,7 @@ class Encoded:
     scales: bytes = b""
 
 
-def encode(rows: Floats, kind: Type, group: int) -> Encoded:
+def encode(rows: Floats, kind: Type, group: int, order: Order = Order.ROWS) -> Encoded:
     """Rows of a matrix in an element type.
 
     Parameters
@@ -47,6 +47,8 @@ def encode(rows: Floats, kind: Type, group: int) -> Encoded:
         Finite values.
     group : int
         Columns that share a scale (q8, q4); the last group of a row is padded with zeros.
+    order : Order
+        Of the codes and scales.  TILES: the first row must be a multiple of 16 in the tensor.
 
     Raises
     ------
@@ -63,8 +65,27 @@ def encode(rows: Floats, kind: Type, group: int) -> Encoded:
             _checked(rows, from_bf16(bits))
             return Encoded(bits.astype("<u2").tobytes())
     codes, scales = quantize(rows, kind, group)
-    packed = codes.tobytes() if kind is Type.Q8 else pack_nibbles(codes).tobytes()
-    return Encoded(packed, scales.astype("<f2").tobytes())
+    whole = len(rows) // TILE_ROWS * TILE_ROWS if order is Order.TILES else 0
+    bits = scales.astype("<f2")
+    return Encoded(
+        pack_tiles(codes[:whole], kind).tobytes() + _pack_rows(codes[whole:], kind).tobytes(),
+        bits[:whole].reshape(-1, TILE_ROWS, bits.shape[1]).swapaxes(1, 2).tobytes()
+        + bits[whole:].tobytes(),
+    )
+
+
+def _pack_rows(codes: NDArray[np.int8], kind: Type) -> NDArray[Any]:
+    return codes if kind is Type.Q8 else pack_nibbles(codes)
+
+
+def pack_tiles(codes: NDArray[np.int8], kind: Type) -> NDArray[Any]:
+    """Codes of whole tiles (docs/spec.md section 4): blocks of columns, 16 rows of 4 bytes each."""
+    count = codes[0].size if len(codes) else 8
+    if kind is Type.Q8:
+        return codes.reshape(-1, TILE_ROWS, count // 4, 4).swapaxes(1, 2)
+    nibbles = (codes + 8).astype(np.uint8).reshape(-1, TILE_ROWS, count // 8, 2, 4)
+    low, high = nibbles[:, :, :, 0], nibbles[:, :, :, 1]
+    return np.bitwise_or(low, np.left_shift(high, np.uint8(4))).swapaxes(1, 2)
 
 
 def to_f16(values: Floats) -> NDArray[np.float16]:

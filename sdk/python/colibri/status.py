@@ -72,7 +72,8 @@ def _unsupported(s: RuntimeStatus) -> str:
     if s.where == _LAYOUT_OFFSET:
         return f"image layout {s.have} (sharded or hybrid) is not read by this version"
     if s.where >> 16 or s.where in _core.ROLES.values():
-        return f"{tensor_place(s.where)} has type {s.have}, which this build leaves out"
+        what = f"type {s.have}" if s.have < 1 << 8 else f"weight order {s.have >> 8}"
+        return f"{tensor_place(s.where)} has {what}, which this build leaves out"
     return f"the layer table at offset {s.where:#x} asks for a part that this build leaves out"
 
 

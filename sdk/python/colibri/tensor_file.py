@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from colibri.checked_json import parse_object, refuse_special
 from colibri.codings import Coding, floats, fp8, mxfp4, scale_shape
 from colibri.errors import CheckpointError
+from colibri.image_format import align
 
 MAX_HEADER = 100_000_000  # as the reference implementation has it
 DTYPES: dict[str, np.dtype[Any]] = {
@@ -109,13 +110,15 @@ class Tensor:
                                   hint=f"valid is {', '.join(DTYPES)}")  # fmt: skip
         return floats(np.frombuffer(self.raw, DTYPES[self.dtype]).reshape(self.shape))
 
-    def rows(self, elements: int) -> Iterator[NDArray[np.float32]]:
+    def rows(self, elements: int, multiple: int = 1) -> Iterator[NDArray[np.float32]]:
         """The values as float32 matrices, a few rows at a time.
 
         Parameters
         ----------
         elements : int
-            Values to give at once, at least a row.
+            Values to give at once, at least `multiple` rows.
+        multiple : int
+            Rows come in multiples of this, but for the last ones.
 
         Raises
         ------
@@ -123,7 +126,7 @@ class Tensor:
             For a type that cannot be read, and for NaN or infinity.
         """
         coding, columns = self._coding(), self.shape[-1] if self.shape else 1
-        count, step = math.prod(self.shape) // columns, max(1, elements // columns)
+        count, step = math.prod(self.shape) // columns, align(max(1, elements // columns), multiple)
         for start in range(0, count, step):
             part = coding.rows(start, start + step)
             self._check_finite(part, start)

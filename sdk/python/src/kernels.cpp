@@ -63,7 +63,7 @@ struct Kernels {
     Array<float> matmul(nb::bytes data, uint32_t type, uint32_t group, uint32_t rows, Matrix<float> x,
                         std::optional<Vector<float>> bias, std::optional<Vector<uint16_t>> in_rows,
                         std::optional<Vector<uint16_t>> out_rows, uint32_t out_count, uint32_t row_begin,
-                        uint32_t row_end) const;
+                        uint32_t row_end, uint32_t order) const;
 
     Array<float> rms_norm(Vector<float> x, Vector<float> weight, float epsilon) const
     {
@@ -124,7 +124,7 @@ void check_rows(const std::optional<Vector<uint16_t>> &rows, size_t limit, const
 Array<float> Kernels::matmul(nb::bytes data, uint32_t type, uint32_t group, uint32_t rows, Matrix<float> x,
                              std::optional<Vector<float>> bias, std::optional<Vector<uint16_t>> in_rows,
                              std::optional<Vector<uint16_t>> out_rows, uint32_t out_count,
-                             uint32_t row_begin, uint32_t row_end) const
+                             uint32_t row_begin, uint32_t row_end, uint32_t order) const
 {
     const auto columns = static_cast<uint32_t>(x.shape(1));
     const size_t tokens = in_rows ? in_rows->size() : x.shape(0);
@@ -138,6 +138,7 @@ Array<float> Kernels::matmul(nb::bytes data, uint32_t type, uint32_t group, uint
     colibri_tensor tensor{};
     tensor.type = static_cast<uint8_t>(type);
     tensor.group = static_cast<uint16_t>(group);
+    tensor.order = static_cast<uint8_t>(order);
     tensor.rows = rows;
     tensor.columns = columns;
     tensor.bytes = data.size();
@@ -202,7 +203,8 @@ void bind_kernels(nb::module_ &m)
         .def("quantize", &Kernels::quantize, nb::arg("x"), nb::arg("group"))
         .def("matmul", &Kernels::matmul, nb::arg("data"), nb::arg("type"), nb::arg("group"), nb::arg("rows"),
              nb::arg("x"), nb::arg("bias").none(), nb::arg("in_rows").none(), nb::arg("out_rows").none(),
-             nb::arg("out_count"), nb::arg("row_begin"), nb::arg("row_end"))
+             nb::arg("out_count"), nb::arg("row_begin"), nb::arg("row_end"),
+             nb::arg("order") = 0)
         .def("rms_norm", &Kernels::rms_norm, nb::arg("x"), nb::arg("weight"), nb::arg("epsilon"))
         .def("silu_gate", &Kernels::silu_gate, nb::arg("gate"), nb::arg("up"))
         .def("attend", &Kernels::attend, nb::arg("query"), nb::arg("keys"), nb::arg("values"), nb::arg("kv"),

@@ -202,12 +202,16 @@ typedef struct colibri_config {
     uint32_t reserved[15];   /* zero */
 } colibri_config;
 
+/* How the codes of a q8 or q4 tensor lie (docs/spec.md section 4). ROWS: row by row, for CPUs that take a few rows at
+ * a time (Cortex-M). TILES: sixteen rows interleaved, for wide vectors. Float tensors are always ROWS. */
+enum { COLIBRI_ORDER_ROWS = 0, COLIBRI_ORDER_TILES = 1 };
+
 /* One tensor, decoded from the table. */
 typedef struct colibri_tensor {
     uint16_t layer;
     uint16_t role;
     uint8_t type;   /* COLIBRI_F32 ... */
-    uint8_t order;  /* 0: row-contiguous */
+    uint8_t order;  /* COLIBRI_ORDER_* */
     uint16_t group; /* elements per scale, q8 and q4 only */
     uint32_t rows;
     uint32_t columns;

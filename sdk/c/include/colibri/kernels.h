@@ -13,8 +13,10 @@
 extern "C" {
 #endif
 
-/* A weight matrix where it lies. q8, q4: row r's codes at codes + r * stride, its scales (f16, one per
- * group) at scales + r * groups. Float types: row r's elements at codes + r * stride, scales NULL. */
+/* A weight matrix where it lies. q8, q4 in order ROWS: row r's codes at codes + r * stride, its scales (f16, one
+ * per group) at scales + r * groups. Order TILES: rows t * 16 .. t * 16 + 15 share the bytes of sixteen such rows,
+ * interleaved as docs/spec.md section 4 has it; the last rows % 16 rows lie as in ROWS. Float types: row r's
+ * elements at codes + r * stride, scales NULL. */
 typedef struct colibri_matrix {
     const uint8_t *codes;
     const uint16_t *scales;
@@ -24,6 +26,7 @@ typedef struct colibri_matrix {
     uint32_t group;   /* 0 for float types */
     uint32_t groups;  /* per row: columns / group, rounded up */
     uint32_t stride;  /* bytes */
+    uint32_t order;   /* COLIBRI_ORDER_* */
 } colibri_matrix;
 
 /* out[o(t)][r] = dot(weight row r, in[i(t)]) + bias[r] for t < tokens and the rows of the call.

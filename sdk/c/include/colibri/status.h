@@ -34,7 +34,8 @@ typedef enum colibri_status {
     COLIBRI_ERR_CHECKSUM = 44,  /* stored checksum does not match; where: block index */
     COLIBRI_ERR_CONFIG = 45,    /* model configuration out of range; where: word index of colibri_config */
     COLIBRI_ERR_TENSOR = 46,    /* missing, misplaced or misshapen tensor; where: layer << 16 | role */
-    COLIBRI_ERR_UNSUPPORTED = 47, /* valid, but this build lacks the part; where: see spec of the field */
+    COLIBRI_ERR_UNSUPPORTED = 47, /* valid, but this build lacks the part; where: offset of the field, or
+                                   * layer << 16 | role, have: type, or weight order << 8 */
 
     /* the storage: retry, or replace the medium */
     COLIBRI_ERR_STORAGE = 60,   /* a read failed; where: low 32 bits of the offset */

@@ -4,6 +4,7 @@
 
 #include "../../src/convert.h"
 #include "../../src/options.h"
+#include "../../src/tiles.h"
 #include "colibri/image.h"
 #include "ref.h"
 #include "sums.h"
@@ -33,26 +34,61 @@ static int32_t dot_q4(const uint8_t *codes, const int8_t *x, uint32_t group)
 }
 #endif
 
+#if COLIBRI_WITH_TILES && COLIBRI_WITH_Q8
+static int32_t tile_dot_q8(const uint8_t *codes, const int8_t *x, uint32_t group)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < group; i++)
+        sum += (int8_t)codes[i / 4 * COLIBRI_TILE_BYTES + i % 4] * x[i];
+    return sum;
+}
+#endif
+
+#if COLIBRI_WITH_TILES && COLIBRI_WITH_Q4
+/* Four bytes hold eight columns: the first four low, the others high. */
+static int32_t tile_dot_q4(const uint8_t *codes, const int8_t *x, uint32_t group)
+{
+    int32_t sum = 0;
+    for (uint32_t i = 0; i < group / 2; i++) {
+        uint32_t byte = codes[i / 4 * COLIBRI_TILE_BYTES + i % 4], at = i / 4 * 8 + i % 4;
+        sum += ((int32_t)(byte & 15u) - 8) * x[at] + ((int32_t)(byte >> 4) - 8) * x[at + 4];
+    }
+    return sum;
+}
+#endif
+
 #if COLIBRI_WITH_Q8 || COLIBRI_WITH_Q4
+static int32_t group_dot(const colibri_matrix *w, uint32_t row, uint32_t g, const int8_t *x)
+{
+    const uint8_t *codes = colibri_group_codes(w, row, g);
+#if COLIBRI_WITH_TILES && COLIBRI_WITH_Q8
+    if (colibri_in_tile(w, row) && w->type == COLIBRI_Q8)
+        return tile_dot_q8(codes, x, w->group);
+#endif
+#if COLIBRI_WITH_TILES && COLIBRI_WITH_Q4
+    if (colibri_in_tile(w, row) && w->type == COLIBRI_Q4)
+        return tile_dot_q4(codes, x, w->group);
+#endif
+#if COLIBRI_WITH_Q4
+    if (w->type == COLIBRI_Q4)
+        return dot_q4(codes, x, w->group);
+#endif
+#if COLIBRI_WITH_Q8
+    if (w->type == COLIBRI_Q8)
+        return dot_q8(codes, x, w->group);
+#endif
+    return 0;
+}
+
 static float row_quantised(const colibri_matmul *m, uint32_t row, uint32_t in_row)
 {
     const colibri_matrix *w = m->weight;
-    const uint8_t *codes = w->codes + (size_t)row * w->stride;
-    const uint16_t *scales = w->scales + (size_t)row * w->groups;
     const int8_t *x = m->codes + (size_t)in_row * m->code_stride;
     const float *d = m->scales + (size_t)in_row * m->scale_stride;
     float sum = 0.0f;
     for (uint32_t g = 0; g < w->groups; g++, x += w->group) {
-        int32_t dot = 0;
-#if COLIBRI_WITH_Q4
-        if (w->type == COLIBRI_Q4)
-            dot = dot_q4(codes + (size_t)g * (w->group / 2), x, w->group);
-#endif
-#if COLIBRI_WITH_Q8
-        if (w->type == COLIBRI_Q8)
-            dot = dot_q8(codes + (size_t)g * w->group, x, w->group);
-#endif
-        sum = sum + (float)dot * (colibri_f16_to_float(scales[g]) * d[g]);
+        float scale = colibri_f16_to_float(colibri_group_scale(w, row, g)) * d[g];
+        sum = sum + (float)group_dot(w, row, g, x) * scale;
     }
     return sum;
 }

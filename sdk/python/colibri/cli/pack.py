@@ -23,6 +23,7 @@ from colibri.errors import PackError
 from colibri.pack import Packed
 from colibri.pack import pack as pack_checkpoint
 from colibri.units import format_bytes
+from colibri.weight_order import order_of_target
 
 app = command("Turn a Hugging Face checkpoint or a GGUF file into one deployable image.")
 
@@ -50,6 +51,14 @@ def pack(
         Literal["monolithic", "sharded", "hybrid"],
         typer.Option("--layout", help="Everything in one file, or experts beside it."),
     ] = "monolithic",
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target",
+            metavar="BOARD",
+            help="Lay weights out for a board's CPU, or for this one: host. Default: row by row.",
+        ),
+    ] = None,
     jobs: Annotated[
         int | None,
         typer.Option("--jobs", min=1, help="Threads. Default: the machine's cores, at most 8."),
@@ -68,7 +77,7 @@ def pack(
     with progress("packing") as bar:
         packed = pack_checkpoint(
             checkpoint, output, quant=quant, group=group, recipe=recipe,
-            jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
+            order=order_of_target(target), jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
         )  # fmt: skip
     if as_json:
         emit_json(_fields(packed))
