@@ -2,6 +2,7 @@
 /* AArch64 as every core has it (Cortex-A53, A72): products in 16 bits, added into 32 before they overflow. */
 #define COLIBRI_TILE_TOKENS 2
 #include <arm_neon.h>
+#include <stdbool.h>
 
 #include "ahead.h"
 #include "unroll.h"
@@ -51,19 +52,28 @@ COLIBRI_INLINE void tile_q8(const uint8_t *codes, const int8_t *const x[], uint3
     }
 }
 
+/* The first of thirty-two columns starts a sum, the others add to it. */
+COLIBRI_INLINE int16x8_t add_low(bool first, int16x8_t sum, int8x16_t w, int8x16_t x)
+{
+    return first ? vmull_s8(vget_low_s8(w), vget_low_s8(x)) : vmlal_s8(sum, vget_low_s8(w), vget_low_s8(x));
+}
+
+COLIBRI_INLINE int16x8_t add_high(bool first, int16x8_t sum, int8x16_t w, int8x16_t x)
+{
+    return first ? vmull_high_s8(w, x) : vmlal_high_s8(sum, w, x);
+}
+
 /* Thirty-two columns at a time: a lane takes 8 products of 15 * 127, and two lanes together still fit. */
 COLIBRI_INLINE void thirty_two_columns(const uint8_t *codes, const int8_t *const x[], uint32_t at, int tokens,
                                        int32x4_t dot[][4])
 {
     int16x8_t sum[COLIBRI_TILE_TOKENS][8];
     COLIBRI_UNROLL
-    for (int i = 0; i < 8 * tokens; i++)
-        sum[i / 8][i % 8] = vdupq_n_s16(0);
-    for (uint32_t i = at; i < at + 32; i += 8, codes += 64) {
+    for (uint32_t i = 0; i < 32; i += 8, codes += 64) {
         int8x16_t a[COLIBRI_TILE_TOKENS], b[COLIBRI_TILE_TOKENS];
         COLIBRI_UNROLL
         for (int t = 0; t < tokens; t++) {
-            int8x8_t eight = vld1_s8(x[t] + i);
+            int8x8_t eight = vld1_s8(x[t] + at + i);
             a[t] = COLUMNS(eight, 0);
             b[t] = COLUMNS(eight, 1);
         }
@@ -75,10 +85,10 @@ COLIBRI_INLINE void thirty_two_columns(const uint8_t *codes, const int8_t *const
             int8x16_t w = vreinterpretq_s8_u8(vshrq_n_u8(bytes, 4));
             COLIBRI_UNROLL
             for (int t = 0; t < tokens; t++) {
-                int16x8_t low = vmlal_s8(sum[t][2 * r], vget_low_s8(v), vget_low_s8(a[t]));
-                int16x8_t high = vmlal_high_s8(sum[t][2 * r + 1], v, a[t]);
-                sum[t][2 * r] = vmlal_s8(low, vget_low_s8(w), vget_low_s8(b[t]));
-                sum[t][2 * r + 1] = vmlal_high_s8(high, w, b[t]);
+                int16x8_t low = add_low(i == 0, sum[t][2 * r], v, a[t]);
+                int16x8_t high = add_high(i == 0, sum[t][2 * r + 1], v, a[t]);
+                sum[t][2 * r] = add_low(false, low, w, b[t]);
+                sum[t][2 * r + 1] = add_high(false, high, w, b[t]);
             }
         }
     }

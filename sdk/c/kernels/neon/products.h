@@ -29,8 +29,6 @@ enum {
 /* Tokens that meet a tile together, and the groups of this pass. */
 struct pass {
     const colibri_matmul *m;
-    uint32_t type;
-    int tokens;
     uint32_t first_group, end_group;
     const int8_t *x[COLIBRI_TILE_TOKENS];
     const float *d[COLIBRI_TILE_TOKENS];
@@ -38,63 +36,77 @@ struct pass {
     int32_t eights[COLIBRI_TILE_TOKENS][CHUNK_GROUPS]; /* q4: -8 * sum of a group's activation codes */
 };
 
-COLIBRI_INLINE void group_dots(const struct pass *p, const uint8_t *codes, uint32_t g, int tokens,
-                               int32x4_t dot[][4])
-{
-    uint32_t group = p->m->weight->group;
-    const int8_t *x[COLIBRI_TILE_TOKENS];
-    COLIBRI_UNROLL
-    for (int t = 0; t < tokens; t++) {
-        x[t] = p->x[t] + (size_t)g * group;
-        int32_t start = p->type == COLIBRI_Q4 ? p->eights[t][g - p->first_group] : 0;
-        COLIBRI_UNROLL
-        for (int r = 0; r < 4; r++)
-            dot[t][r] = vdupq_n_s32(start);
-    }
-    if (p->type == COLIBRI_Q4)
-        tile_q4(codes, x, group, tokens, dot);
-    else
-        tile_q8(codes, x, group, tokens, dot);
-}
-
 /* acc + float(dot) * (weight scale * activation scale), a row a lane. */
-COLIBRI_INLINE void add_group(const struct pass *p, const uint16_t *scales, uint32_t g, int tokens,
+COLIBRI_INLINE void add_group(const uint16_t *scales, const float *const d[], uint32_t g, int tokens,
                               int32x4_t dot[][4], float32x4_t sum[][4])
 {
+    float32x4_t scale[4];
     COLIBRI_UNROLL
-    for (int r = 0; r < 4; r++) {
-        float32x4_t scale = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(scales + 4 * r)));
-        COLIBRI_UNROLL
-        for (int t = 0; t < tokens; t++) {
-            float32x4_t product = vmulq_f32(vcvtq_f32_s32(dot[t][r]), vmulq_n_f32(scale, p->d[t][g]));
-            sum[t][r] = vaddq_f32(sum[t][r], product);
-        }
+    for (int k = 0; k < 2; k++) {
+        float16x8_t half = vreinterpretq_f16_u16(vld1q_u16(scales + 8 * k));
+        scale[2 * k] = vcvt_f32_f16(vget_low_f16(half));
+        scale[2 * k + 1] = vcvt_high_f32_f16(half);
+    }
+    COLIBRI_UNROLL
+    for (int i = 0; i < 4 * tokens; i++) {
+        int t = i / 4, r = i % 4;
+        float32x4_t product = vmulq_f32(vcvtq_f32_s32(dot[t][r]), vmulq_n_f32(scale[r], d[t][g]));
+        sum[t][r] = vaddq_f32(sum[t][r], product);
     }
 }
 
-/* One tile of sixteen rows; sums of an earlier chunk of groups wait in out. */
-COLIBRI_INLINE void tile(const struct pass *p, uint32_t row, int tokens)
+COLIBRI_INLINE void load_sums(const struct pass *p, uint32_t row, int tokens, float32x4_t sum[][4])
 {
-    const colibri_matrix *w = p->m->weight;
-    uint32_t bytes = TILE_ROWS * w->group / (p->type == COLIBRI_Q4 ? 2 : 1);
-    const uint8_t *codes = w->codes + (size_t)row * w->stride + (size_t)p->first_group * bytes;
-    const uint16_t *scales = w->scales + (size_t)row * w->groups + (size_t)p->first_group * TILE_ROWS;
-    float32x4_t sum[COLIBRI_TILE_TOKENS][4];
     COLIBRI_UNROLL
-    for (int i = 0; i < 4 * tokens; i++)
-        sum[i / 4][i % 4] = p->first_group == 0 ? vdupq_n_f32(0.0f) : vld1q_f32(p->out[i / 4] + row + i % 4 * 4);
-    for (uint32_t g = p->first_group; g < p->end_group; g++, codes += bytes, scales += TILE_ROWS) {
-        int32x4_t dot[COLIBRI_TILE_TOKENS][4];
-        group_dots(p, codes, g, tokens, dot);
-        add_group(p, scales, g, tokens, dot, sum);
+    for (int i = 0; i < 4 * tokens; i++) {
+        const float *out = p->out[i / 4] + row + i % 4 * 4;
+        sum[i / 4][i % 4] = p->first_group == 0 ? vdupq_n_f32(0.0f) : vld1q_f32(out);
     }
-    const float *bias = p->end_group == w->groups ? p->m->bias : NULL;
+}
+
+COLIBRI_INLINE void store_sums(const struct pass *p, uint32_t row, int tokens, float32x4_t sum[][4])
+{
+    const float *bias = p->end_group == p->m->weight->groups ? p->m->bias : NULL;
     COLIBRI_UNROLL
     for (int i = 0; i < 4 * tokens; i++) {
         uint32_t at = row + (uint32_t)i % 4 * 4;
         float32x4_t total = sum[i / 4][i % 4];
         vst1q_f32(p->out[i / 4] + at, bias != NULL ? vaddq_f32(total, vld1q_f32(bias + at)) : total);
     }
+}
+
+/* One tile of sixteen rows; sums of an earlier chunk of groups wait in out. */
+COLIBRI_INLINE void tile(const struct pass *p, uint32_t type, int tokens, uint32_t row)
+{
+    const colibri_matrix *w = p->m->weight;
+    const uint32_t first = p->first_group, groups = p->end_group - first, group = w->group;
+    const uint32_t bytes = TILE_ROWS * group / (type == COLIBRI_Q4 ? 2 : 1);
+    const uint8_t *codes = w->codes + (size_t)row * w->stride + (size_t)first * bytes;
+    const uint16_t *scales = w->scales + (size_t)row * w->groups + (size_t)first * TILE_ROWS;
+    const int8_t *x[COLIBRI_TILE_TOKENS];
+    const float *d[COLIBRI_TILE_TOKENS];
+    float32x4_t sum[COLIBRI_TILE_TOKENS][4];
+    COLIBRI_UNROLL
+    for (int t = 0; t < tokens; t++) {
+        x[t] = p->x[t] + (size_t)first * group;
+        d[t] = p->d[t] + first;
+    }
+    load_sums(p, row, tokens, sum);
+    for (uint32_t g = 0; g < groups; g++, codes += bytes, scales += TILE_ROWS) {
+        int32x4_t dot[COLIBRI_TILE_TOKENS][4];
+        COLIBRI_UNROLL
+        for (int i = 0; i < 4 * tokens; i++)
+            dot[i / 4][i % 4] = vdupq_n_s32(type == COLIBRI_Q4 ? p->eights[i / 4][g] : 0);
+        if (type == COLIBRI_Q4)
+            tile_q4(codes, x, group, tokens, dot);
+        else
+            tile_q8(codes, x, group, tokens, dot);
+        COLIBRI_UNROLL
+        for (int t = 0; t < tokens; t++)
+            x[t] += group;
+        add_group(scales, d, g, tokens, dot, sum);
+    }
+    store_sums(p, row, tokens, sum);
 }
 
 static int32_t minus_eights(const int8_t *x, uint32_t group)
@@ -109,7 +121,6 @@ static int32_t minus_eights(const int8_t *x, uint32_t group)
 COLIBRI_INLINE void pass_of(struct pass *p, uint32_t type, int tokens, uint32_t row_begin, uint32_t row_end)
 {
     const colibri_matrix *w = p->m->weight;
-    p->type = type;
     for (uint32_t g = 0; g < w->groups; g = p->end_group) {
         p->first_group = g;
         p->end_group = w->groups - g < CHUNK_GROUPS ? w->groups : g + CHUNK_GROUPS;
@@ -117,7 +128,7 @@ COLIBRI_INLINE void pass_of(struct pass *p, uint32_t type, int tokens, uint32_t 
             for (uint32_t k = g; k < p->end_group; k++)
                 p->eights[t][k - g] = minus_eights(p->x[t] + (size_t)k * w->group, w->group);
         for (uint32_t row = row_begin; row < row_end; row += TILE_ROWS)
-            tile(p, row, tokens);
+            tile(p, type, tokens, row);
     }
 }
 
