@@ -15,7 +15,8 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -83,55 +84,102 @@ class QemuMachine:
 
     def run(self, firmware: Firmware, request: Request) -> Result:
         """Runs one request to its end or to a fault."""
-        program = Program(firmware.elf)
-        # Beside other files of this run; a Unix socket's path has to be short.
-        with tempfile.TemporaryDirectory(prefix="cq-") as name:
-            folder = Path(name)
-            (folder / "request").write_bytes(request.pack())
-            command = self._command(firmware, program, folder)
-            with _started(command, folder) as qmp:
-                box = self._wait(qmp, program, folder)
-            count = read_count(folder / "log")
-        return result_from_mailbox(
-            firmware, box, Ending(self.name, count, _fault(box, program), self.notes)
-        )
-
-    def _command(self, firmware: Firmware, program: Program, folder: Path) -> list[str]:
         assert firmware.layout is not None
+        program = Program(firmware.elf)
         fw = self._board.firmware
-        code = (
-            f"from={firmware.layout.code_start:#x},to={firmware.layout.code_limit:#x},"
-            f"until={program.address('colibri_done'):#x}"
-        )
-        command = [qemu_program(self._board), "-M", fw.qemu_machine or "", *_QUIET]
+        command = [qemu_program(self._board), "-M", fw.qemu_machine or ""]
         if fw.qemu_machine in _SIZED:
             ram = self._board.region(fw.data_region).size
             command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
-        loads = (
-            (firmware.model, firmware.layout.model_base),
-            (folder / "request", program.address("colibri_mailbox")),
+        run = run_bare(
+            command,
+            program,
+            {
+                firmware.layout.model_base: firmware.model,
+                program.address("colibri_mailbox"): request.pack(),
+            },
+            code=(firmware.layout.code_start, firmware.layout.code_limit),
+            timeout=self._timeout,
         )
-        for file, address in loads:
-            escaped = str(file).replace(",", ",,")
-            command += ["-device", f"loader,file={escaped},addr={address:#x},force-raw=on"]
-        return [
-            *command,
-            *("-kernel", str(firmware.elf)),
-            *("-qmp", f"unix:{folder / 'qmp'},server=on,wait=off"),
-            *counting(command[0], folder / "log", code),
-        ]
+        ending = Ending(self.name, run.instructions, fault_of(run.box, program), self.notes)
+        return result_from_mailbox(firmware, run.box, ending)
 
-    def _wait(self, qmp: _Qmp, program: Program, folder: Path) -> Mailbox:
-        """The mailbox, once the firmware is done."""
-        address, size = program.address("colibri_mailbox"), ctypes.sizeof(Mailbox)
-        pause, end = _POLL_FIRST, time.monotonic() + self._timeout
-        while time.monotonic() < end:
-            time.sleep(pause)
-            pause = min(pause * 1.5, _POLL_LONGEST)
-            box = Mailbox.from_buffer_copy(qmp.memory(address, size, folder / "mailbox"))
-            if box.state in (mailbox.DONE, mailbox.FAULT):
-                return box
-        raise EmulateError(f"{self.name}: no result after {self._timeout:.0f} s")
+
+@dataclass(frozen=True)
+class BareRun:
+    """How a bare-metal program ended: its mailbox, and the bytes of the symbol asked for."""
+
+    box: Mailbox
+    memory: bytes
+    instructions: int | None
+
+
+def run_bare(
+    command: Sequence[str],
+    program: Program,
+    loads: Mapping[int, Path | bytes],
+    *,
+    code: tuple[int, int],
+    timeout: float,
+    symbol: str = "colibri_mailbox",
+) -> BareRun:
+    """Runs a program on a QEMU machine until its mailbox says that it is done.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The QEMU program and its machine.
+    program : Program
+        What to run.
+    loads : mapping
+        Files or bytes that are in memory at reset, by address.
+    code : (int, int)
+        Instructions are counted in this range of addresses.
+    timeout : float
+        Seconds.
+    symbol : str
+        Whose bytes to read at the end.
+    """
+    # Beside other files of this run; a Unix socket's path has to be short.
+    with tempfile.TemporaryDirectory(prefix="cq-") as name:
+        folder = Path(name)
+        counted = f"from={code[0]:#x},to={code[1]:#x},until={program.address('colibri_done'):#x}"
+        full = [
+            *(*command, *_QUIET, *_loaders(loads, folder)),
+            *("-kernel", str(program.path)),
+            *("-qmp", f"unix:{folder / 'qmp'},server=on,wait=off"),
+            *counting(command[0], folder / "log", counted),
+        ]
+        with _started(full, folder) as qmp:
+            box = _wait(qmp, program, folder, timeout)
+            size = program.size(symbol)
+            memory = qmp.memory(program.address(symbol), size, folder / "memory")
+        return BareRun(box, memory, read_count(folder / "log"))
+
+
+def _loaders(loads: Mapping[int, Path | bytes], folder: Path) -> list[str]:
+    """Options that put files and bytes into memory."""
+    options = []
+    for address, data in loads.items():
+        file = data if isinstance(data, Path) else folder / f"at-{address:x}"
+        if isinstance(data, bytes):
+            file.write_bytes(data)
+        escaped = str(file).replace(",", ",,")
+        options += ["-device", f"loader,file={escaped},addr={address:#x},force-raw=on"]
+    return options
+
+
+def _wait(qmp: _Qmp, program: Program, folder: Path, timeout: float) -> Mailbox:
+    """The mailbox, once the program is done."""
+    address, size = program.address("colibri_mailbox"), ctypes.sizeof(Mailbox)
+    pause, end = _POLL_FIRST, time.monotonic() + timeout
+    while time.monotonic() < end:
+        time.sleep(pause)
+        pause = min(pause * 1.5, _POLL_LONGEST)
+        box = Mailbox.from_buffer_copy(qmp.memory(address, size, folder / "mailbox"))
+        if box.state in (mailbox.DONE, mailbox.FAULT):
+            return box
+    raise EmulateError(f"{program.path.name}: no result after {timeout:.0f} s")
 
 
 class _Qmp:
@@ -212,7 +260,7 @@ def read_count(log: Path) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _fault(box: Mailbox, program: Program) -> Fault | None:
+def fault_of(box: Mailbox, program: Program) -> Fault | None:
     """The fault that the firmware's vectors recorded."""
     if box.state != mailbox.FAULT:
         return None

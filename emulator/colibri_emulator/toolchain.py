@@ -43,6 +43,13 @@ class Target:
 _ZIG_CORTEX_M = ("-target", "thumb-freestanding-eabihf", "-meabi", "gnu")
 
 TARGETS = {
+    "cortex-m7": Target(
+        zig=(*_ZIG_CORTEX_M, "-mcpu=cortex_m7+fp_armv8d16sp"),
+        gcc=("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-sp-d16"),
+        gcc_prefix="arm-none-eabi-",
+        start=("start_cortex_m.c",),
+        entry="Reset_Handler",
+    ),
     "cortex-m33": Target(
         zig=(*_ZIG_CORTEX_M, "-mcpu=cortex_m33+dsp+fp_armv8d16sp"),
         gcc=("-mcpu=cortex-m33", "-mthumb", "-mfloat-abi=hard", "-mfpu=auto"),
@@ -74,6 +81,13 @@ TARGETS = {
     ),
     "aarch64-linux-musl": Target(
         zig=("-target", "aarch64-linux-musl", "-mcpu=cortex_a53"),
+        gcc=(),
+        gcc_prefix="",
+        start=(),
+        entry="_start",
+    ),
+    "riscv64-linux-musl": Target(
+        zig=("-target", "riscv64-linux-musl", "-mcpu=generic_rv64+m+a+f+d+c"),
         gcc=(),
         gcc_prefix="",
         start=(),
@@ -252,7 +266,8 @@ def compile_all(
     include_flags = [f"-I{folder}" for folder in includes]
 
     def one(source: Source) -> Path:
-        key = digest([base, source.path.name, source.path.read_bytes(), *source.flags])
+        beside = [path.read_bytes() for path in sorted(source.path.parent.glob("*.h"))]
+        key = digest([base, source.path.name, source.path.read_bytes(), *source.flags, *beside])
         all_flags = (*flags, *source.flags, *include_flags)
         return cached(
             f"objects/{source.path.stem}-{key}.o",

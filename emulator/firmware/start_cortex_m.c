@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Cortex-M (v8-M main line) start-up: vector table, FPU and Helium on, stack limit, fault vectors. */
+/* Cortex-M (v7-M, v8-M main line) start-up: vector table, FPU and Helium on, stack limit, fault vectors. */
 #include "board.h"
 
 #define SCB_VTOR 0xE000ED08u
@@ -18,8 +18,15 @@ __attribute__((used, section(".vectors"))) const void *const firmware_vectors[16
     0, 0, 0, FAULT, FAULT, 0, FAULT, FAULT,
 };
 
-/* CPACR: full access to CP10 and CP11, before any C code that could use them. MSPLIM: a stack
- * overflow faults instead of running into the data below. */
+/* MSPLIM, from v8-M on: a stack overflow faults instead of running into the data below. */
+#if __ARM_ARCH >= 8
+#define LIMIT_STACK "ldr r0, =__stack_bottom\n" \
+                    "msr msplim, r0\n"
+#else
+#define LIMIT_STACK ""
+#endif
+
+/* CPACR: full access to CP10 and CP11, before any C code that could use them. */
 __attribute__((naked, used)) void Reset_Handler(void)
 {
     __asm__ volatile("ldr r0, =0xE000ED88\n"
@@ -33,8 +40,7 @@ __attribute__((naked, used)) void Reset_Handler(void)
                      "isb\n"
                      "ldr r0, =__stack_top\n"
                      "mov sp, r0\n"
-                     "ldr r0, =__stack_bottom\n"
-                     "msr msplim, r0\n"
+                     LIMIT_STACK
                      "b firmware_start\n"
                      ".pool\n");
 }

@@ -4,6 +4,8 @@
 
 #include <cstring>
 
+#include "conformance.h"
+
 namespace {
 
 std::vector<const colibri_kernels *> tables()
@@ -114,6 +116,36 @@ struct Kernels {
     }
 };
 
+// A result of the conformance test as its words, which colibri/conformance.py names.
+std::vector<uint32_t> words_of(const colibri_conformance_result &result)
+{
+    std::vector<uint32_t> words(sizeof result / sizeof(uint32_t));
+    std::memcpy(words.data(), &result, sizeof result);
+    return words;
+}
+
+nb::tuple run_conformance(const Kernels &kernels, uint32_t level)
+{
+    using Words = std::vector<uint32_t>;
+    if (level > COLIBRI_CONFORMANCE_FULL) throw nb::value_error("level must be 0 (quick) or 1 (full)");
+    const Memory memory = allocate(COLIBRI_CONFORMANCE_FULL_BYTES);
+    std::vector<Words> parts;
+    colibri_conformance setup{};
+    setup.level = level;
+    setup.memory = memory.get();
+    setup.bytes = COLIBRI_CONFORMANCE_FULL_BYTES;
+    setup.context = &parts;
+    setup.report = [](void *context, const colibri_conformance_result *part) {
+        static_cast<std::vector<Words> *>(context)->push_back(words_of(*part));
+    };
+    colibri_conformance_result result{};
+    {
+        nb::gil_scoped_release unlocked;
+        colibri_conformance_run(kernels.table, &setup, &result); // refuses only what was checked above
+    }
+    return nb::make_tuple(words_of(result), parts);
+}
+
 // Every index that the kernel will use lies inside what the caller gave.
 void check_rows(const std::optional<Vector<uint16_t>> &rows, size_t limit, const char *name)
 {
@@ -199,6 +231,7 @@ void bind_kernels(nb::module_ &m)
     });
     nb::class_<Kernels>(m, "Kernels")
         .def(nb::init<const std::string &>(), nb::arg("name"))
+        .def("conformance", &run_conformance, nb::arg("level"))
         .def_prop_ro("name", [](const Kernels &self) { return self.table->name; })
         .def("quantize", &Kernels::quantize, nb::arg("x"), nb::arg("group"))
         .def("matmul", &Kernels::matmul, nb::arg("data"), nb::arg("type"), nb::arg("group"), nb::arg("rows"),
