@@ -21,18 +21,17 @@ static inline uint64_t colibri_load_u64(const uint8_t *p)
     return colibri_load_u32(p) | (uint64_t)colibri_load_u32(p + 4) << 32;
 }
 
+/* By unions: -ffreestanding makes every memcpy a call. */
 static inline uint32_t colibri_float_bits(float x)
 {
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
+    const union { float value; uint32_t bits; } u = {.value = x};
+    return u.bits;
 }
 
 static inline float colibri_float_from_bits(uint32_t bits)
 {
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    const union { uint32_t bits; float value; } u = {.bits = bits};
+    return u.value;
 }
 
 /* Neither NaN nor infinity. */
