@@ -15,6 +15,7 @@ enum {
     ROWS = COLIBRI_RVV_LANES, /* of a tile */
     BYTES = 4 * ROWS,         /* four columns of q8, eight of q4 */
     BAND_ROWS = 64,           /* rows whose weights stay in a cache while all tokens meet them */
+    CHUNK_GROUPS = 64,        /* groups whose activation sums are kept at a time */
 };
 
 #if COLIBRI_WITH_Q8 || COLIBRI_WITH_Q4
@@ -68,41 +69,47 @@ static inline vint32m4_t add_pairs32(vint32m8_t v)
 }
 
 /* Two products of +-127 * 127 fit 16 bits. */
-static inline vint32m4_t tile_q8(const uint8_t *codes, const int8_t *x, uint32_t group)
+static inline vint32m4_t tile_q8(const uint8_t *codes, const int8_t *x, size_t group)
 {
-    const int8_t *w = (const int8_t *)codes;
+    const int8_t *w = (const int8_t *)codes, *end = x + group;
     vint32m8_t sum = __riscv_vmv_v_x_i32m8(0, 2 * ROWS);
-    for (uint32_t i = 0; i < group; i += 8, w += 2 * BYTES) {
-        vint8m4_t a = repeat(x + i), b = repeat(x + i + 4);
+    do {
+        vint8m4_t a = repeat(x), b = repeat(x + 4);
         vint16m8_t products = __riscv_vwmul_vv_i16m8(__riscv_vle8_v_i8m4(w, BYTES), a, BYTES);
         products = __riscv_vwmacc_vv_i16m8(products, __riscv_vle8_v_i8m4(w + BYTES, BYTES), b, BYTES);
         vint32m8_t both = __riscv_vreinterpret_v_i16m8_i32m8(products);
         sum = __riscv_vwadd_wv_i32m8(sum, __riscv_vnsra_wx_i16m4(both, 0, 2 * ROWS), 2 * ROWS);
         sum = __riscv_vwadd_wv_i32m8(sum, __riscv_vnsra_wx_i16m4(both, 16, 2 * ROWS), 2 * ROWS);
-    }
+        x += 8;
+        w += 2 * BYTES;
+    } while (x < end);
     return add_pairs32(sum);
 }
 
-/* Nibbles count as 0 .. 15. A lane takes two products of 15 * 127 for eight columns: 64 columns fit. */
-static inline vint32m4_t tile_q4(const uint8_t *codes, const int8_t *x, uint32_t group, int32_t start)
+/* Nibbles count as 0 .. 15. A lane takes two products of 15 * 127 for eight columns: 64 columns fit 16 bits. */
+static inline vint32m4_t tile_q4(const uint8_t *codes, const int8_t *x, size_t group, int32_t start)
 {
+    const size_t piece = group < 64 ? group : 64;
+    const int8_t *end = x + group;
     vint32m4_t total = __riscv_vmv_v_x_i32m4(start, ROWS);
-    for (uint32_t at = 0; at < group;) {
-        uint32_t end = group - at < 64 ? group : at + 64;
+    do {
+        const int8_t *stop = x + piece;
         vint16m8_t sum = __riscv_vmv_v_x_i16m8(0, BYTES);
-        for (; at < end; at += 8, codes += BYTES) {
-            vint8m4_t a = repeat(x + at), b = repeat(x + at + 4);
+        do {
+            vint8m4_t a = repeat(x), b = repeat(x + 4);
             vuint8m4_t bytes = __riscv_vle8_v_u8m4(codes, BYTES);
             sum = __riscv_vwmaccsu_vv_i16m8(sum, a, __riscv_vand_vx_u8m4(bytes, 15, BYTES), BYTES);
             sum = __riscv_vwmaccsu_vv_i16m8(sum, b, __riscv_vsrl_vx_u8m4(bytes, 4, BYTES), BYTES);
-        }
+            x += 8;
+            codes += BYTES;
+        } while (x < stop);
         total = __riscv_vadd_vv_i32m4(total, add_pairs32(add_pairs16(sum)), ROWS);
-    }
+    } while (x < end);
     return total;
 }
 
 /* -8 * sum of a group's activation codes. */
-static inline int32_t minus_eights(const int8_t *x, uint32_t group)
+static int32_t minus_eights(const int8_t *x, uint32_t group)
 {
     vint16m1_t sum = __riscv_vmv_s_x_i16m1(0, 1);
     for (uint32_t i = 0; i < group; i += 32) /* |sum| <= 128 * 127 */
@@ -110,32 +117,56 @@ static inline int32_t minus_eights(const int8_t *x, uint32_t group)
     return -8 * __riscv_vmv_x_s_i16m1_i16(sum);
 }
 
-static void tile(const struct place *p, uint32_t row)
+/* Groups first .. end - 1 of one tile, for which q4 is a constant. Sums wait in out: registers are scarcer. */
+static inline __attribute__((always_inline)) void tile(const struct place *p, bool q4, uint32_t row,
+                                                       uint32_t first, uint32_t end, const int32_t *eights)
 {
     const colibri_matrix *w = p->w;
-    const bool q4 = is_q4(w);
-    const uint32_t bytes = ROWS * w->group / (q4 ? 2 : 1);
-    const uint8_t *codes = w->codes + (size_t)row * w->stride;
-    const uint16_t *scales = w->scales + (size_t)row * w->groups;
-    const int8_t *x = p->x;
-    vfloat32m4_t sum = __riscv_vfmv_v_f_f32m4(0.0f, ROWS);
-    for (uint32_t g = 0; g < w->groups; g++, codes += bytes, scales += ROWS, x += w->group) {
-        vint32m4_t dot = q4 ? tile_q4(codes, x, w->group, minus_eights(x, w->group))
-                            : tile_q8(codes, x, w->group);
-        vfloat32m4_t scale = __riscv_vfmul_vf_f32m4(colibri_rvv_load_f16(scales, ROWS), p->d[g], ROWS);
+    const size_t group = w->group, bytes = ROWS * group / (q4 ? 2 : 1);
+    const uint8_t *codes = w->codes + (size_t)row * w->stride + first * bytes;
+    const uint16_t *scales = w->scales + (size_t)row * w->groups + (size_t)first * ROWS;
+    const int8_t *x = p->x + first * group;
+    const float *d = p->d + first, *last = p->d + end;
+    float *out = p->out + row;
+    if (first == 0)
+        __riscv_vse32_v_f32m4(out, __riscv_vfmv_v_f_f32m4(0.0f, ROWS), ROWS);
+    for (; d < last; d++, codes += bytes, scales += ROWS, x += group) {
+        vint32m4_t dot = q4 ? tile_q4(codes, x, group, *eights++) : tile_q8(codes, x, group);
+        vfloat32m4_t scale = __riscv_vfmul_vf_f32m4(colibri_rvv_load_f16(scales, ROWS), *d, ROWS);
         scale = __riscv_vfmul_vv_f32m4(__riscv_vfcvt_f_x_v_f32m4(dot, ROWS), scale, ROWS);
-        sum = __riscv_vfadd_vv_f32m4(sum, scale, ROWS);
+        scale = __riscv_vfadd_vv_f32m4(__riscv_vle32_v_f32m4(out, ROWS), scale, ROWS);
+        __riscv_vse32_v_f32m4(out, scale, ROWS);
     }
-    __riscv_vse32_v_f32m4(p->out + row, sum, ROWS);
 }
 
-/* All tokens against a band of whole tiles. */
+static void tiles_q4(const struct place *p, uint32_t row, uint32_t row_end, uint32_t first, uint32_t end)
+{
+    int32_t eights[CHUNK_GROUPS];
+    for (uint32_t g = first; g < end; g++)
+        eights[g - first] = minus_eights(p->x + (size_t)g * p->w->group, p->w->group);
+    for (; row < row_end; row += ROWS)
+        tile(p, true, row, first, end, eights);
+}
+
+static void tiles_q8(const struct place *p, uint32_t row, uint32_t row_end, uint32_t first, uint32_t end)
+{
+    for (; row < row_end; row += ROWS)
+        tile(p, false, row, first, end, NULL);
+}
+
+/* All tokens against a band of whole tiles, some groups at a time. */
 static void tiles(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
+    const uint32_t groups = m->weight->groups;
     for (uint32_t t = 0; t < m->tokens; t++) {
         struct place p = place_of(m, t);
-        for (uint32_t row = row_begin; row < row_end; row += ROWS)
-            tile(&p, row);
+        for (uint32_t g = 0, end; g < groups; g = end) {
+            end = groups - g < CHUNK_GROUPS ? groups : g + CHUNK_GROUPS;
+            if (is_q4(m->weight))
+                tiles_q4(&p, row_begin, row_end, g, end);
+            else
+                tiles_q8(&p, row_begin, row_end, g, end);
+        }
         for (uint32_t r = row_begin; m->bias != NULL && r < row_end; r++)
             p.out[r] = p.out[r] + m->bias[r];
     }
@@ -218,10 +249,9 @@ static void matmul_tiles(const colibri_matmul *m, uint32_t row_begin, uint32_t r
         colibri_ref_matmul(m, row_begin, begin);
     }
     uint32_t whole = begin < end && aligned(m) ? end / ROWS * ROWS : begin;
-    for (uint32_t next; begin < whole; begin = next) {
-        next = at_most(begin + BAND_ROWS, whole);
-        tiles(m, begin, next);
-    }
+    uint32_t step = m->tokens > 1 ? BAND_ROWS : whole - begin;
+    for (; begin < whole; begin += at_most(step, whole - begin))
+        tiles(m, begin, begin + at_most(step, whole - begin));
     if (begin < end) {
         colibri_ref_matmul(m, begin, end);
         begin = end;
