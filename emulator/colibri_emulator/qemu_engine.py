@@ -42,6 +42,7 @@ _MACHINE_OPTIONS = {
     "aarch64": ("-cpu", "cortex-a53"),
     "riscv64": ("-cpu", "rv64", "-bios", "none"),
 }
+_VECTOR_CPU = "rv64,v=true,vlen=128"  # the shortest registers that V allows
 _QUIET = (
     "-display", "none", "-monitor", "none", "-serial", "none", "-nodefaults", "-net", "none",
 )  # fmt: skip
@@ -91,6 +92,8 @@ class QemuMachine:
         if fw.qemu_machine in _SIZED:
             ram = self._board.region(fw.data_region).size
             command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
+            if "rvv" in self._board.cores[0].features:
+                command += ["-cpu", _VECTOR_CPU]
         run = run_bare(
             command,
             program,
