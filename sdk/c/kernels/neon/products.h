@@ -267,7 +267,7 @@ static void matmul_tiles(const colibri_matmul *m, uint32_t row_begin, uint32_t r
 static void matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
 #if COLIBRI_WITH_Q4 || COLIBRI_WITH_Q8
-    if (m->weight->groups != 0 && m->weight->order == COLIBRI_ORDER_TILES)
+    if (COLIBRI_WITH_TILES && m->weight->groups != 0 && m->weight->order == COLIBRI_ORDER_TILES)
         matmul_tiles(m, row_begin, row_end);
     else if (m->weight->groups != 0)
         rows(m, row_begin, row_end);
