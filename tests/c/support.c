@@ -78,6 +78,8 @@ const colibri_kernels *kernel_table(uint32_t index)
 #ifdef COLIBRI_KERNELS_X86
     if (index == 1)
         return colibri_kernels_avx2();
+    if (index == 2)
+        return colibri_kernels_avx512();
 #endif
     return NULL;
 }

@@ -25,7 +25,7 @@ struct memory {
 void memory_storage(colibri_storage *storage, struct memory *memory, const uint8_t *bytes, size_t size,
                     int map, int read);
 
-/* The tables of this build: "ref", and "avx2" where there is one. NULL after the last. */
+/* The tables of this build: "ref", then those of x86 that the CPU has. NULL after the last. */
 const colibri_kernels *kernel_table(uint32_t index);
 
 /* Knuth's generator: the same numbers everywhere. */

@@ -127,12 +127,12 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     const struct attention *a = arg;
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
-    uint32_t token = item / c->heads, head = item % c->heads;
+    uint32_t token = item % e->tokens, head = item / e->tokens; /* neighbours read the same part of the cache */
     bool repeated = a->kind.mixer == COLIBRI_MIXER_EXPERTS; /* each choice attends with all KV heads */
     uint32_t n = a->kind.head_size, group = c->heads / a->kind.kv_heads;
     uint32_t kv_head = repeated ? head % a->kind.kv_heads : head / group, sequence = colibri_sequences(e)[token];
     uint32_t position = colibri_positions(e)[token], first = colibri_kv_first(&a->kind, position);
-    float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + (size_t)item * n;
+    float *query = colibri_floats(e, COLIBRI_BUFFER_WORK) + ((size_t)token * c->heads + head) * n;
     colibri_attend attend = {
         .query = query,
         .keys = colibri_kv_at(&a->kv, sequence, 2 * kv_head, first),
@@ -209,7 +209,7 @@ static colibri_status expert_queries(struct colibri_dispatch *d, struct activati
 {
     colibri_status status = colibri_dispatch_route(d, COLIBRI_ROLE_ATTENTION_ROUTER, normed);
     if (status == COLIBRI_OK)
-        colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_QUERY, normed, d->token, queries);
+        colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_QUERY, normed, d->token, queries, NULL);
     return status;
 }
 
@@ -221,7 +221,7 @@ static void expert_out(const struct colibri_dispatch *d, const struct attention 
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
     work->columns = work->stride = a->kind.kv_heads * a->kind.head_size;
     work->rows = e->tokens * e->image->config.top_k;
-    colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_ATTENTION_OUT, work, d->slot, outputs);
+    colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_ATTENTION_OUT, work, d->slot, outputs, NULL);
     colibri_dispatch_combine(d, outputs, colibri_vector_of(e, a->layer, COLIBRI_ROLE_ATTENTION_OUT_BIAS), out);
 }
 #endif
@@ -241,19 +241,22 @@ colibri_status colibri_attention(const struct engine *e, uint32_t layer, struct 
     work.columns = work.stride = queries;
     work.group = 0;
     colibri_status status = COLIBRI_OK;
+    struct colibri_linear_to to[3];
+    uint32_t count = 0;
 #if COLIBRI_WITH_EXPERT_ATTENTION
     struct colibri_dispatch d = {.engine = e, .layer = layer};
     if (a.kind.mixer == COLIBRI_MIXER_EXPERTS)
         status = expert_queries(&d, normed, work.values);
     else
 #endif
-        colibri_linear(e, layer, COLIBRI_ROLE_QUERY, COLIBRI_ROLE_QUERY_BIAS, normed, work.values, queries);
+        to[count++] = (struct colibri_linear_to){COLIBRI_ROLE_QUERY, COLIBRI_ROLE_QUERY_BIAS, work.values, queries};
     if (status != COLIBRI_OK)
         return status;
-    colibri_linear(e, layer, COLIBRI_ROLE_KEY, COLIBRI_ROLE_KEY_BIAS, normed, key, keys * 2);
+    to[count++] = (struct colibri_linear_to){COLIBRI_ROLE_KEY, COLIBRI_ROLE_KEY_BIAS, key, keys * 2};
     if (!(a.kind.flags & COLIBRI_LAYER_KEY_IS_VALUE))
-        colibri_linear(e, layer, COLIBRI_ROLE_VALUE, COLIBRI_ROLE_VALUE_BIAS, normed, key + keys, keys * 2);
-    colibri_run(e, e->tokens, remember_token, &a);
+        to[count++] = (struct colibri_linear_to){COLIBRI_ROLE_VALUE, COLIBRI_ROLE_VALUE_BIAS, key + keys, keys * 2};
+    colibri_linears(e, layer, normed, to, count);
+    colibri_run_rows(e, e->tokens, queries, remember_token, &a);
     colibri_run(e, e->tokens * c->heads, attend_head, &a);
     colibri_trace_attention(e, layer, a.kind.kv_heads * 2, a.kind.head_size);
 #if COLIBRI_WITH_ATTENTION_EXTRAS

@@ -4,7 +4,6 @@
 #define COLIBRI_BYTES_H
 
 #include <stdint.h>
-#include <string.h>
 
 static inline uint32_t colibri_load_u16(const uint8_t *p)
 {
@@ -21,17 +20,20 @@ static inline uint64_t colibri_load_u64(const uint8_t *p)
     return colibri_load_u32(p) | (uint64_t)colibri_load_u32(p + 4) << 32;
 }
 
-/* By unions: -ffreestanding makes every memcpy a call. */
+/* A union, not memcpy: freestanding code has no builtin one, so each would be a call. */
+union colibri_word {
+    float value;
+    uint32_t bits;
+};
+
 static inline uint32_t colibri_float_bits(float x)
 {
-    const union { float value; uint32_t bits; } u = {.value = x};
-    return u.bits;
+    return (union colibri_word){.value = x}.bits;
 }
 
 static inline float colibri_float_from_bits(uint32_t bits)
 {
-    const union { uint32_t bits; float value; } u = {.bits = bits};
-    return u.value;
+    return (union colibri_word){.bits = bits}.value;
 }
 
 /* Neither NaN nor infinity. */

@@ -4,6 +4,8 @@
  * copied to be routed: the kernels get lists of rows. */
 #include "dispatch.h"
 
+#include <string.h>
+
 #include "float_math.h"
 #include "size.h"
 
@@ -114,6 +116,12 @@ struct expert_product {
     const uint16_t *in_rows; /* packed list */
     float *out;
     uint32_t rows;           /* of one expert */
+};
+
+/* Products side by side: an item is some rows of one product of one expert. */
+struct expert_products {
+    struct expert_product each[2];
+    uint32_t count;
     uint32_t chunk;
     uint32_t chunks;
 };
@@ -136,9 +144,10 @@ static void matrix_of(const struct expert_product *p, uint32_t expert, colibri_m
 
 static void expert_rows(void *arg, uint32_t item, uint32_t worker)
 {
-    const struct expert_product *p = arg;
+    const struct expert_products *all = arg;
+    const struct expert_product *p = &all->each[item / all->chunks % all->count];
     const struct colibri_dispatch *d = p->dispatch;
-    uint32_t x = d->active[item / p->chunks], begin = item % p->chunks * p->chunk;
+    uint32_t x = d->active[item / (all->chunks * all->count)], begin = item % all->chunks * all->chunk;
     uint32_t first = d->start[x];
     colibri_matrix w;
     colibri_matmul m = {0};
@@ -150,11 +159,20 @@ static void expert_rows(void *arg, uint32_t item, uint32_t worker)
     m.out = p->out;
     m.out_stride = p->rows;
     m.tokens = d->start[x + 1] - first;
-    d->engine->kernels->matmul(&m, begin, p->rows - begin < p->chunk ? p->rows : begin + p->chunk);
+    d->engine->kernels->matmul(&m, begin, p->rows - begin < all->chunk ? p->rows : begin + all->chunk);
 }
 
-void colibri_dispatch_product(const struct colibri_dispatch *d, uint32_t role, struct activations *in,
-                              const uint16_t *in_rows, float *out)
+static void run_products(const struct colibri_dispatch *d, struct expert_products *all)
+{
+    uint32_t rows = all->each[0].rows;
+    all->chunk = colibri_chunk(d->engine, rows);
+    all->chunks = colibri_divide_up(rows, all->chunk);
+    colibri_run(d->engine, d->active_count * all->chunks * all->count, expert_rows, all);
+    all->count = 0;
+}
+
+static void add_product(struct expert_products *all, const struct colibri_dispatch *d, uint32_t role,
+                        struct activations *in, const uint16_t *in_rows, float *out)
 {
     const struct engine *e = d->engine;
     struct expert_product p = {.dispatch = d, .in = in, .in_rows = in_rows, .out = out};
@@ -164,10 +182,20 @@ void colibri_dispatch_product(const struct colibri_dispatch *d, uint32_t role, s
     p.biased = p.in_record && colibri_image_find(e->image, d->layer, role + 3, &bias) == COLIBRI_OK;
     p.bias = p.biased ? bias.offset : 0;
     p.rows = p.in_record ? p.tensor.rows : p.tensor.rows / e->image->config.experts;
-    p.chunk = colibri_chunk(e, p.rows);
-    p.chunks = colibri_divide_up(p.rows, p.chunk);
+    if (p.tensor.group != 0 && in->group != p.tensor.group && all->count != 0)
+        run_products(d, all); /* the codes that it needs are about to go */
     colibri_quantize(e, in, p.tensor.group);
-    colibri_run(e, d->active_count * p.chunks, expert_rows, &p);
+    all->each[all->count++] = p;
+}
+
+void colibri_dispatch_product(const struct colibri_dispatch *d, uint32_t role, struct activations *in,
+                              const uint16_t *in_rows, float *out, float *next)
+{
+    struct expert_products all = {.count = 0};
+    add_product(&all, d, role, in, in_rows, out);
+    if (next != NULL)
+        add_product(&all, d, role + 1, in, in_rows, next);
+    run_products(d, &all);
 }
 
 static void trace_experts(const struct colibri_dispatch *d)
@@ -194,42 +222,53 @@ struct combine {
 };
 
 /* Output of choice k; the last `identities` experts give their input back. */
-static float output_of(const struct combine *c, uint32_t token, uint32_t k, uint32_t i)
+static const float *output_of(const struct combine *c, uint32_t token, uint32_t k)
 {
     const colibri_config *config = &c->dispatch->engine->image->config;
     size_t slot = (size_t)token * config->top_k + k;
     if (c->dispatch->ids[slot] >= config->experts - config->identities)
-        return c->in[(size_t)token * config->hidden + i];
-    return c->outputs[slot * config->hidden + i];
+        return c->in + (size_t)token * config->hidden;
+    return c->outputs + slot * config->hidden;
 }
+
+/* sum[i] over the choices in order, for some elements: the row that it replaces may be an input. */
+static void add_choices(const struct combine *c, uint32_t token, uint32_t from, uint32_t n, float *sum)
+{
+    const struct colibri_dispatch *d = c->dispatch;
+    uint32_t top_k = d->engine->image->config.top_k;
+    for (uint32_t k = 0; k < top_k; k++) {
+        float weight = c->weighted ? d->weights[(size_t)token * top_k + k] : 1.0f;
+        const float *output = output_of(c, token, k) + from;
+        for (uint32_t i = 0; i < n; i++)
+            sum[i] = k == 0 ? weight * output[i] : sum[i] + weight * output[i];
+    }
+}
+
+enum { PART = 64 };
 
 static void combine_token(void *arg, uint32_t token, uint32_t worker)
 {
     const struct combine *c = arg;
-    const struct colibri_dispatch *d = c->dispatch;
-    const colibri_config *config = &d->engine->image->config;
-    const float *weights = d->weights + (size_t)token * config->top_k;
-    float *row = c->in + (size_t)token * config->hidden;
+    uint32_t hidden = c->dispatch->engine->image->config.hidden;
+    size_t row = (size_t)token * hidden;
     float gate = c->gates != NULL ? colibri_sigmoid(c->gates[token]) : 1.0f;
     (void)worker;
-    for (uint32_t i = 0; i < config->hidden; i++) {
-        float sum = 0.0f;
-        for (uint32_t k = 0; k < config->top_k; k++) {
-            float y = (c->weighted ? weights[k] : 1.0f) * output_of(c, token, k, i);
-            sum = k == 0 ? y : sum + y;
-        }
-        if (c->shared != NULL)
-            sum = sum + gate * c->shared[(size_t)token * config->hidden + i];
-        if (c->bias != NULL)
-            sum = sum + c->bias[i];
-        row[i] = sum;
+    for (uint32_t from = 0; from < hidden; from += PART) {
+        uint32_t n = hidden - from < PART ? hidden - from : PART;
+        float sum[PART];
+        add_choices(c, token, from, n, sum);
+        for (uint32_t i = 0; c->shared != NULL && i < n; i++)
+            sum[i] = sum[i] + gate * c->shared[row + from + i];
+        for (uint32_t i = 0; c->bias != NULL && i < n; i++)
+            sum[i] = sum[i] + c->bias[from + i];
+        memcpy(c->in + row + from, sum, n * sizeof *sum);
     }
 }
 
 void colibri_dispatch_combine(const struct colibri_dispatch *d, const float *outputs, const float *bias, float *out)
 {
     struct combine c = {.dispatch = d, .outputs = outputs, .bias = bias, .in = out, .weighted = true};
-    colibri_run(d->engine, d->engine->tokens, combine_token, &c);
+    colibri_run_rows(d->engine, d->engine->tokens, d->engine->image->config.hidden, combine_token, &c);
 }
 
 /* Runs the shared expert, when the model has one, with its gate's scores. */
@@ -260,14 +299,13 @@ colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct ac
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
     float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
-    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values);
-    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_UP, in, d.token, up);
+    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values, up);
     colibri_activate(e, &inner, up, on_input ? d.weights : NULL);
-    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs);
+    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs, NULL);
     trace_experts(&d);
     struct combine combine = {&d, outputs, NULL, NULL,
                               colibri_vector_of(e, layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
     share(&d, in, &combine);
-    colibri_run(e, e->tokens, combine_token, &combine);
+    colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
     return COLIBRI_OK;
 }

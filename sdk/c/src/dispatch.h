@@ -30,9 +30,10 @@ void colibri_dispatch_early(const struct engine *e, uint32_t layer);
 /* Scores in with the router of that role, chooses, packs. NONFINITE when a score is. */
 colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role, struct activations *in);
 
-/* out[slot] = the chosen expert's matrix x in[in_rows of the slot]. in_rows: d->token or d->slot. */
+/* out[slot] = the chosen expert's matrix x in[in_rows of the slot]. in_rows: d->token or d->slot.
+ * next: the same with the matrix of role + 1, or NULL. */
 void colibri_dispatch_product(const struct colibri_dispatch *d, uint32_t role, struct activations *in,
-                              const uint16_t *in_rows, float *out);
+                              const uint16_t *in_rows, float *out, float *next);
 
 /* out[token] = sum of weight * outputs[slot] in the order of selection, plus bias (or NULL). */
 void colibri_dispatch_combine(const struct colibri_dispatch *d, const float *outputs, const float *bias, float *out);

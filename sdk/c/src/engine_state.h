@@ -44,8 +44,9 @@ static inline float *colibri_floats(const struct engine *e, uint32_t buffer)
     return (float *)(void *)e->buffers[buffer];
 }
 
-/* step.c: work over items, and the products every block is made of. */
+/* step.c: work over items, over rows of so many elements, and the products every block is made of. */
 void colibri_run(const struct engine *e, uint32_t items, colibri_task fn, void *arg);
+void colibri_run_rows(const struct engine *e, uint32_t rows, uint32_t columns, colibri_task fn, void *arg);
 void colibri_trace(const struct engine *e, uint32_t kind, uint32_t layer, uint32_t index, uint32_t count,
                    uint64_t bytes, uint64_t work);
 
@@ -66,6 +67,17 @@ void colibri_norm_row(const struct engine *e, const float *x, const float *weigh
 /* out[row] = tensor x in[row] (+ bias), rows stride floats apart. bias_role 0: none. */
 void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
                     struct activations *in, float *out, uint32_t stride);
+
+/* Up to COLIBRI_LINEARS products of the same input, side by side. */
+enum { COLIBRI_LINEARS = 3 };
+struct colibri_linear_to {
+    uint32_t role;
+    uint32_t bias_role; /* 0: none */
+    float *out;
+    uint32_t stride;    /* floats between rows of out */
+};
+void colibri_linears(const struct engine *e, uint32_t layer, struct activations *in,
+                     const struct colibri_linear_to *to, uint32_t count);
 
 /* The parts of a product that linear and the dispatcher share: rows an item takes, the input side. */
 uint32_t colibri_chunk(const struct engine *e, uint32_t rows);

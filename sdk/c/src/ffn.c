@@ -77,7 +77,7 @@ void colibri_activate(const struct engine *e, struct activations *gate, float *u
 {
     struct activate_task task = {e, gate, up, weights};
     gate->group = 0;
-    colibri_run(e, gate->rows, activate_row, &task);
+    colibri_run_rows(e, gate->rows, gate->columns, activate_row, &task);
     colibri_trace(e, COLIBRI_EVENT_VECTOR, 0, 0, gate->rows, (uint64_t)gate->rows * gate->columns * 12, 0);
 }
 
@@ -86,8 +86,8 @@ void colibri_dense_ffn(const struct engine *e, uint32_t layer, struct activation
 {
     struct activations inner = colibri_ffn_inner(e, e->tokens, size);
     float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
-    colibri_linear(e, layer, gate_role, 0, in, inner.values, size);
-    colibri_linear(e, layer, gate_role + 1, 0, in, up, size);
+    struct colibri_linear_to both[] = {{gate_role, 0, inner.values, size}, {gate_role + 1, 0, up, size}};
+    colibri_linears(e, layer, in, both, 2);
     colibri_activate(e, &inner, up, NULL);
     colibri_linear(e, layer, gate_role + 2, 0, &inner, out, e->image->config.hidden);
 }

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kv.h"
 
+#include <string.h>
+
 #include "convert.h"
 #include "engine_state.h"
 #include "image_rules.h"

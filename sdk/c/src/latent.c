@@ -92,10 +92,10 @@ static void attend_head(void *arg, uint32_t item, uint32_t worker)
     const struct latent *a = arg;
     const struct engine *e = a->engine;
     const colibri_config *c = &e->image->config;
-    uint32_t token = item / c->heads, position = colibri_positions(e)[token];
+    uint32_t token = item % e->tokens, head = item / e->tokens, position = colibri_positions(e)[token];
     uint32_t first = colibri_kv_first(&a->kind, position);
     const uint8_t *plane = colibri_kv_at(&a->kv, colibri_sequences(e)[token], 0, first);
-    float *query = a->wide_query + (size_t)item * a->wide;
+    float *query = a->wide_query + ((size_t)token * c->heads + head) * a->wide;
     colibri_attend attend = {
         .query = query,
         .keys = plane,

@@ -21,6 +21,19 @@ void colibri_run(const struct engine *e, uint32_t items, colibri_task fn, void *
         e->platform.yield(e->platform.yield_context);
 }
 
+/* Below this many elements, waking the workers costs more than they save. */
+#define LIGHT 16384u
+
+void colibri_run_rows(const struct engine *e, uint32_t rows, uint32_t columns, colibri_task fn, void *arg)
+{
+    if (columns >= LIGHT || rows > LIGHT / (columns + 1u)) {
+        colibri_run(e, rows, fn, arg);
+        return;
+    }
+    for (uint32_t row = 0; row < rows; row++)
+        fn(arg, row, 0);
+}
+
 void colibri_trace(const struct engine *e, uint32_t kind, uint32_t layer, uint32_t index, uint32_t count,
                    uint64_t bytes, uint64_t work)
 {
@@ -69,7 +82,7 @@ void colibri_quantize(const struct engine *e, struct activations *a, uint32_t gr
         return;
     a->group = group;
     struct quantize_task task = {e, a};
-    colibri_run(e, a->rows, quantize_row, &task);
+    colibri_run_rows(e, a->rows, a->columns, quantize_row, &task);
 }
 
 #if COLIBRI_WITH_LAYER_NORM
@@ -130,7 +143,7 @@ void colibri_norm(const struct engine *e, const float *x, uint32_t layer, uint32
     struct norm_task task = {e, x, colibri_vector_of(e, layer, role),
                              biased ? colibri_vector_of(e, layer, bias_role) : NULL, out};
     out->group = 0;
-    colibri_run(e, out->rows, norm_row, &task);
+    colibri_run_rows(e, out->rows, out->columns, norm_row, &task);
     colibri_trace(e, COLIBRI_EVENT_VECTOR, layer, role, out->rows, (uint64_t)out->rows * out->columns * 8, 0);
 }
 
@@ -157,21 +170,42 @@ void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_nor
     struct add_task task = {e, y->values, y->stride, scale};
     if (colibri_vector_of(e, layer, post_norm) != NULL)
         colibri_norm(e, y->values, layer, post_norm, 0, y);
-    colibri_run(e, e->tokens, add_row, &task);
+    colibri_run_rows(e, e->tokens, y->columns, add_row, &task);
 }
 
-struct product {
+/* Products with one input, their rows cut into items one product after the other. */
+struct products {
     const struct engine *engine;
-    colibri_matmul m;
+    colibri_matrix weights[COLIBRI_LINEARS];
+    colibri_matmul products[COLIBRI_LINEARS];
+    uint32_t ends[COLIBRI_LINEARS]; /* items up to and with each product */
+    uint32_t count;
     uint32_t chunk;
 };
 
 static void product_rows(void *arg, uint32_t item, uint32_t worker)
 {
-    const struct product *p = arg;
-    uint32_t begin = item * p->chunk, rows = p->m.weight->rows;
+    const struct products *p = arg;
+    uint32_t i = 0;
     (void)worker;
-    p->engine->kernels->matmul(&p->m, begin, rows - begin < p->chunk ? rows : begin + p->chunk);
+    while (item >= p->ends[i])
+        i++;
+    uint32_t begin = (item - (i != 0 ? p->ends[i - 1] : 0)) * p->chunk, rows = p->weights[i].rows;
+    p->engine->kernels->matmul(&p->products[i], begin, rows - begin < p->chunk ? rows : begin + p->chunk);
+}
+
+static void run_products(struct products *p)
+{
+    uint32_t rows = 0, items = 0;
+    for (uint32_t i = 0; i < p->count; i++)
+        rows += p->weights[i].rows;
+    p->chunk = colibri_chunk(p->engine, rows);
+    for (uint32_t i = 0; i < p->count; i++) {
+        items += colibri_divide_up(p->weights[i].rows, p->chunk);
+        p->ends[i] = items;
+    }
+    colibri_run(p->engine, items, product_rows, p);
+    p->count = 0;
 }
 
 uint32_t colibri_chunk(const struct engine *e, uint32_t rows)
@@ -179,7 +213,7 @@ uint32_t colibri_chunk(const struct engine *e, uint32_t rows)
     uint32_t workers = e->limits.workers;
     if (workers == 1)
         return rows;
-    return (colibri_divide_up(rows, workers * 4) + 7u) & ~7u;
+    return (colibri_divide_up(rows, workers * 4) + 15u) & ~15u; /* whole tiles */
 }
 
 void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const struct activations *in)
@@ -193,22 +227,33 @@ void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const str
     m->scale_stride = w->groups;
 }
 
+void colibri_linears(const struct engine *e, uint32_t layer, struct activations *in,
+                     const struct colibri_linear_to *to, uint32_t count)
+{
+    struct products p = {.engine = e};
+    for (; count != 0; count--, to++) {
+        colibri_tensor t;
+        if (colibri_image_find(e->image, layer, to->role, &t) != COLIBRI_OK)
+            continue; /* cannot be: open has checked every tensor that a layer needs */
+        if (t.group != 0 && in->group != t.group && p.count != 0)
+            run_products(&p); /* the codes that these need are about to go */
+        colibri_quantize(e, in, t.group);
+        colibri_matrix *w = &p.weights[p.count];
+        colibri_matmul *m = &p.products[p.count++];
+        colibri_matrix_init(w, &t, e->weights + (size_t)t.offset);
+        *m = (colibri_matmul){.out = to->out, .out_stride = to->stride, .tokens = in->rows};
+        colibri_matmul_inputs(m, w, in);
+        m->bias = to->bias_role != 0 ? colibri_vector_of(e, layer, to->bias_role) : NULL;
+        colibri_trace(e, COLIBRI_EVENT_MATMUL, layer, to->role, in->rows, t.bytes,
+                      (uint64_t)w->rows * w->columns * in->rows);
+    }
+    if (p.count != 0)
+        run_products(&p);
+}
+
 void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
                     struct activations *in, float *out, uint32_t stride)
 {
-    colibri_tensor t;
-    colibri_matrix w;
-    if (colibri_image_find(e->image, layer, role, &t) != COLIBRI_OK)
-        return; /* cannot be: open has checked every tensor that a layer needs */
-    colibri_matrix_init(&w, &t, e->weights + (size_t)t.offset);
-    colibri_quantize(e, in, w.group);
-    struct product p = {.engine = e, .chunk = colibri_chunk(e, w.rows)};
-    colibri_matmul_inputs(&p.m, &w, in);
-    p.m.bias = bias_role != 0 ? colibri_vector_of(e, layer, bias_role) : NULL;
-    p.m.out = out;
-    p.m.out_stride = stride;
-    p.m.tokens = in->rows;
-    colibri_run(e, colibri_divide_up(w.rows, p.chunk), product_rows, &p);
-    colibri_trace(e, COLIBRI_EVENT_MATMUL, layer, role, in->rows, t.bytes,
-                  (uint64_t)w.rows * w.columns * in->rows);
+    struct colibri_linear_to to = {role, bias_role, out, stride};
+    colibri_linears(e, layer, in, &to, 1);
 }

@@ -21,8 +21,9 @@ A descriptor is a TOML file in ``colibri/families``; a model of known parts need
     [tensors]   role -> name, with {layer} and {expert}; `when` says whether the model has it;
                 `pick` takes a part out of a tensor x of the given `shape`; `scales` is the tensor
                 of the scales of an mxfp4 tensor; `factor` multiplies the values, `plus` is added
-                to them; `zeros` and `value` (an expression) stand in for a vector that no
-                checkpoint has. A list of these: the first one that the checkpoint has
+                to them; `whole`: a norm of all heads at once; `zeros` and `value` (an
+                expression) stand in for a vector that no checkpoint has. A list of these: the
+                first one that the checkpoint has
     ignore      patterns of tensors that hold nothing to keep
     [[wrappers]] classes of more than text that have a model of this family inside: architecture,
                 config (the key of its config), ignore (patterns of the tensors around it)
@@ -120,6 +121,7 @@ class TensorName(_Strict):
     value: str | None = None
     factor: str = "1.0"
     plus: float = 0.0
+    whole: bool = False
 
 
 class Layer(_Strict):

@@ -17,7 +17,16 @@ from colibri.descriptors import Family, Key, Layer, TensorName, as_json, familie
 from colibri.errors import CheckpointError
 from colibri.expressions import evaluate
 from colibri.formats import check_method
-from colibri.image_format import MAX_CONTEXT, RANGES, ROLES, SCOPES, LayerKind, Role, Settings
+from colibri.image_format import (
+    MAX_CONTEXT,
+    RANGES,
+    ROLES,
+    SCOPES,
+    WHOLE_NORMS,
+    LayerKind,
+    Role,
+    Settings,
+)
 from colibri.rope import Rope as Frequencies
 from colibri.rope import make_rope
 from colibri.unsupported import why_not
@@ -47,6 +56,7 @@ class Place(NamedTuple):
     factor: float = 1.0
     plus: float = 0.0
     values: tuple[float, ...] | None = None
+    whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -66,6 +76,11 @@ class Wanted:
     def name(self) -> str:
         """The first place's name, for messages."""
         return self.places[0].name
+
+    def columns(self, settings: Settings) -> int:
+        """Columns by the config alone, where a norm may cover a head or all of them at once."""
+        whole = any(place.whole for place in self.places)
+        return (WHOLE_NORMS[self.role.name] if whole else self.role.columns)(settings)
 
 
 @dataclass(frozen=True)
@@ -87,7 +102,10 @@ class Model:
 
 
 def describe(
-    config: dict[str, Any], file: Path, adapt: Callable[[Family], Family] | None = None
+    config: dict[str, Any],
+    file: Path,
+    adapt: Callable[[Family], Family] | None = None,
+    layers: int | None = None,
 ) -> Model:
     """Reads a config.json with the descriptor of its architecture.
 
@@ -95,6 +113,8 @@ def describe(
     ----------
     adapt : callable, optional
         Gives the descriptor other names of tensors, as the source at hand has them.
+    layers : int, optional
+        Only the first so many layers of the model.
 
     Raises
     ------
@@ -107,8 +127,12 @@ def describe(
     check_method(config, file)
     values = _read_keys(family, config, file)
     count = min(evaluate(family.settings["layers"], values), RANGES["layers"][1])
-    kinds = tuple(_layer(family.layer, values, layer) for layer in range(count))
+    if layers is not None and not 1 <= layers <= count:
+        raise CheckpointError(f"{layers} of its layers are asked for", file=file,
+                              hint=f"valid is 1 to {count}")  # fmt: skip
+    kinds = tuple(_layer(family.layer, values, layer) for layer in range(layers or count))
     settings, notes = _settings(family, values, kinds, file)
+    settings = replace(settings, layers=layers or settings.layers)
     ropes = _ropes(family, values, settings, kinds, config, file)
     scale = ropes["rope"].scale if "rope" in ropes else 1.0
     settings = replace(
@@ -334,7 +358,7 @@ def _places(tensors: tuple[TensorName, ...], names: Mapping[str, Any]) -> Iterat
         if tensor.value is not None:
             yield Place(name, values=tuple(map(float, evaluate(tensor.value, names))))
         elif tensor.pick is None or tensor.shape is None:
-            yield Place(name, scales=scales, factor=factor, plus=tensor.plus)
+            yield Place(name, scales=scales, factor=factor, plus=tensor.plus, whole=tensor.whole)
         else:
             yield Place(name, tuple(evaluate(tensor.shape, names)), _picker(tensor.pick, names),
                         scales, factor, tensor.plus)  # fmt: skip

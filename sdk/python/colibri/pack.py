@@ -103,7 +103,7 @@ def pack(
     """
     if jobs < 1:
         raise PackError(f"is {jobs}", field="jobs", hint="valid is 1 or more")
-    target = _target(Path(image))
+    target = image_target(Path(image))
     source = open_source(checkpoint)
     _refuse_input(target, source, recipe)
     model = describe(source.config, source.config_file, source.adapt)
@@ -111,12 +111,13 @@ def pack(
     plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe), order)
     _check_tokenizer(source)
     advance = progress(plan.parameters) if progress else (lambda _: None)
-    _write(plan, target, jobs, advance, selftest or runtime_selftest)
+    tensors = _encoded(plan, jobs, advance)
+    write_image(plan.layout, tensors, target, selftest or runtime_selftest, plan.tokenizer)
     return Packed(target, plan.layout.file_bytes, plan.parameters, plan.bits_per_weight,
                   plan.roles, plan.notes)  # fmt: skip
 
 
-def _target(image: Path) -> Path:
+def image_target(image: Path) -> Path:
     """Where the image goes: a new file or one to replace, behind links; nothing else."""
     check_path(str(image))
     if image.is_symlink():
@@ -169,7 +170,8 @@ class _Plan:
     def of(
         cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe, order: Order
     ) -> _Plan:
-        specs = _specs(model, matched, recipe, order)
+        columns = ((w, t.shape[-1]) for w, t in matched.tensors)
+        specs = tensor_specs(model, columns, recipe, order)
         counts = {spec: _copies(spec, model) * spec.rows * spec.columns for spec in specs}
         sizes = {spec: _copies(spec, model) * spec.bytes for spec in specs}
         roles = {name: sum(sizes[s] for s in specs if s.role.name == name) for name in ROLES}
@@ -202,9 +204,11 @@ def _row_of(vector: Floats) -> Source:
     return lambda: iter([vector[None]])
 
 
-def _specs(model: Model, matched: Matched, recipe: Recipe, order: Order) -> list[TensorSpec]:
-    """The tensor table: an expert role once per layer."""
-    places = {(w.layer, w.role.name): (w.role, t.shape[-1]) for w, t in matched.tensors}
+def tensor_specs(
+    model: Model, tensors: Iterable[tuple[Wanted, int]], recipe: Recipe, order: Order
+) -> list[TensorSpec]:
+    """The tensor table from tensors and their columns: an expert role once per layer."""
+    places = {(w.layer, w.role.name): (w.role, columns) for w, columns in tensors}
     places |= {(None, n): (ROLES[n], len(f)) for n, f in model.ropes.items()}
     specs = [
         TensorSpec(role, layer, *recipe.type_of(role), role.rows(model.settings_of(layer)), columns)
@@ -258,17 +262,32 @@ def _notes_section(
     return text.encode("utf-8", "replace")  # names of files and in config.json may be no text
 
 
-def _write(plan: _Plan, target: Path, jobs: int, advance: Progress, selftest: Selftest) -> None:
+def write_image(
+    layout: Layout,
+    tensors: Iterable[tuple[Slot, Iterable[Encoded]]],
+    target: Path,
+    selftest: Selftest,
+    tokenizer: bytes | None = None,
+) -> None:
+    """Writes an image under a temporary name, then gives it its own.
+
+    Parameters
+    ----------
+    tensors : iterable
+        Every slot of the layout with its encoded rows, in file order.
+    selftest : callable
+        Computes the golden checksums from the file and the tokens.
+    """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     try:
         with temporary.open("w+b") as stream:
-            writer = ImageWriter(stream, plan.layout)
-            if plan.tokenizer:
-                writer.tokenizer(plan.tokenizer)
-            for slot, rows in _encoded(plan, jobs, advance):
+            writer = ImageWriter(stream, layout)
+            if tokenizer:
+                writer.tokenizer(tokenizer)
+            for slot, rows in tensors:
                 writer.tensor(slot, rows)
             writer.finish()
-            writer.finish(_golden(plan, temporary, target, selftest))
+            writer.finish(_golden(layout.tokens, temporary, target, selftest))
             os.fsync(stream.fileno())
         temporary.replace(target)
     except OSError as error:
@@ -278,9 +297,11 @@ def _write(plan: _Plan, target: Path, jobs: int, advance: Progress, selftest: Se
             temporary.unlink()
 
 
-def _golden(plan: _Plan, temporary: Path, target: Path, selftest: Selftest) -> tuple[int, int, int]:
+def _golden(
+    tokens: tuple[int, ...], temporary: Path, target: Path, selftest: Selftest
+) -> tuple[int, int, int]:
     try:
-        return selftest(temporary, plan.layout.tokens)
+        return selftest(temporary, tokens)
     except EngineError as error:
         hint = "its weights, in these types, must give finite logits"
         raise PackError(f"the model does not run: {error.what}", file=target, hint=hint) from error
@@ -346,16 +367,18 @@ def _ordered(tasks: Iterable[Callable[[], _Piece]], jobs: int) -> Iterator[_Piec
             yield under_way.popleft().result()
 
 
-def runtime_selftest(image: Path, tokens: tuple[int, ...]) -> tuple[int, int, int]:
-    """Golden checksums of an image: the reference kernels' logits with each type of KV cache."""
-    crcs = [_selftest_crc(image, tokens, kv) for kv in ("f32", "f16", "q8")]
+def runtime_selftest(
+    image: Path, tokens: tuple[int, ...], kernels: str = "ref", workers: int = 1
+) -> tuple[int, int, int]:
+    """Golden checksums of an image: the kernels' logits with each type of KV cache."""
+    crcs = [_selftest_crc(image, tokens, kv, kernels, workers) for kv in ("f32", "f16", "q8")]
     return crcs[0], crcs[1], crcs[2]
 
 
-def _selftest_crc(image: Path, tokens: tuple[int, ...], kv: str) -> int:
+def _selftest_crc(image: Path, tokens: tuple[int, ...], kv: str, kernels: str, workers: int) -> int:
     from colibri import Engine, Image
 
-    engine = Engine(Image(image), context=len(tokens), kv=kv, kernels="ref")
+    engine = Engine(Image(image), context=len(tokens), workers=workers, kv=kv, kernels=kernels)
     crc = 0
     for token in tokens:
         logits = np.ascontiguousarray(engine.infer([token]), "<f4")

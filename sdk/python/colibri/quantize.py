@@ -64,8 +64,14 @@ def encode(rows: Floats, kind: Type, group: int, order: Order = Order.ROWS) -> E
             bits = to_bf16(rows)
             _checked(rows, from_bf16(bits))
             return Encoded(bits.astype("<u2").tobytes())
-    codes, scales = quantize(rows, kind, group)
-    whole = len(rows) // TILE_ROWS * TILE_ROWS if order is Order.TILES else 0
+    return store(*quantize(rows, kind, group), kind, order)
+
+
+def store(
+    codes: NDArray[np.int8], scales: NDArray[np.float16], kind: Type, order: Order
+) -> Encoded:
+    """Codes (rows x groups x group) and scales (rows x groups) as they lie in an image."""
+    whole = len(codes) // TILE_ROWS * TILE_ROWS if order is Order.TILES else 0
     bits = scales.astype("<f2")
     return Encoded(
         pack_tiles(codes[:whole], kind).tobytes() + _pack_rows(codes[whole:], kind).tobytes(),

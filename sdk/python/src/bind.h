@@ -85,3 +85,4 @@ void bind_image(nb::module_ &m);
 void bind_plan(nb::module_ &m);
 void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
+void bind_probe(nb::module_ &m);

@@ -156,4 +156,5 @@ NB_MODULE(_core, m)
     bind_plan(m);
     bind_engine(m);
     bind_kernels(m);
+    bind_probe(m);
 }

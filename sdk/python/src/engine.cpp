@@ -2,6 +2,7 @@
 // colibri_init, colibri_infer and the sampler. The GIL is released while the runtime works.
 #include "bind.h"
 
+#include <chrono>
 #include <cstring>
 #include <limits>
 #include <mutex>
@@ -19,6 +20,7 @@ struct Engine {
            uint32_t threads, bool trace);
     Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
                        std::optional<Vector<uint8_t>> want);
+    Array<double> time_infer(Vector<uint32_t> tokens, uint32_t step);
     void reset(uint32_t sequence);
     void selftest();
     nb::bytes take_trace();
@@ -132,6 +134,34 @@ Array<float> Engine::infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_
     return out;
 }
 
+// Continues sequence 0 in calls of `step` tokens; seconds of each call. Nothing of Python is in them.
+Array<double> Engine::time_infer(Vector<uint32_t> tokens, uint32_t step)
+{
+    if (step == 0 || tokens.size() == 0 || tokens.size() % step != 0)
+        throw nb::value_error("tokens must be a multiple of step, and both 1 or more");
+    const size_t calls = tokens.size() / step;
+    double *seconds = nullptr;
+    Array<double> out = new_array<double>({calls}, seconds);
+    std::vector<float> logits(vocabulary);
+    colibri_batch batch{};
+    batch.struct_bytes = sizeof batch;
+    batch.count = step;
+    batch.logits = logits.data();
+    batch.logits_floats = vocabulary;
+    colibri_error error{};
+    check(name, alone([&] {
+              colibri_status status = COLIBRI_OK;
+              for (size_t i = 0; i < calls && status == COLIBRI_OK; i++) {
+                  batch.tokens = tokens.data() + i * step;
+                  const auto begin = std::chrono::steady_clock::now();
+                  status = colibri_infer(&engine, &batch, &error);
+                  seconds[i] = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+              }
+              return status;
+          }), error);
+    return out;
+}
+
 void Engine::reset(uint32_t sequence)
 {
     check(name, alone([&] { return colibri_reset(&engine, sequence); }), {});
@@ -215,6 +245,7 @@ void bind_engine(nb::module_ &m)
              nb::arg("threads"), nb::arg("trace"), nb::keep_alive<1, 2>())
         .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
              nb::arg("want").none() = nb::none())
+        .def("time_infer", &Engine::time_infer, nb::arg("tokens"), nb::arg("step"))
         .def("reset", &Engine::reset, nb::arg("sequence"))
         .def("length", &Engine::length, nb::arg("sequence"))
         .def("high_water", &Engine::high_water, nb::arg("region"))

@@ -13,6 +13,7 @@ std::vector<const colibri_kernels *> tables()
     std::vector<const colibri_kernels *> out{&colibri_kernels_ref};
 #ifdef COLIBRI_KERNELS_X86
     if (const colibri_kernels *avx2 = colibri_kernels_avx2()) out.push_back(avx2);
+    if (const colibri_kernels *avx512 = colibri_kernels_avx512()) out.push_back(avx512);
 #endif
     return out;
 }

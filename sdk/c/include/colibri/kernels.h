@@ -94,6 +94,9 @@ extern const colibri_kernels colibri_kernels_rvv;
 /* x86-64 with AVX2, or NULL when this CPU or build has none. */
 const colibri_kernels *colibri_kernels_avx2(void);
 
+/* x86-64 with AVX-512 (F, BW, VL, VNNI), or NULL likewise. */
+const colibri_kernels *colibri_kernels_avx512(void);
+
 /* The matrix of a tensor that lies at data. group must be checked (image.c does). */
 struct colibri_tensor;
 void colibri_matrix_init(colibri_matrix *matrix, const struct colibri_tensor *tensor, const void *data);

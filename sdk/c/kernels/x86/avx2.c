@@ -33,7 +33,7 @@ static void quantize_group(const float *x, uint32_t group, int8_t *codes, float 
     }
 }
 
-static void quantize(const float *x, uint32_t n, uint32_t group, int8_t *codes, float *scales)
+void colibri_avx2_quantize(const float *x, uint32_t n, uint32_t group, int8_t *codes, float *scales)
 {
     uint32_t whole = group % 8 == 0 ? n / group : 0;
     for (uint32_t g = 0; g < whole; g++)
@@ -42,7 +42,7 @@ static void quantize(const float *x, uint32_t n, uint32_t group, int8_t *codes, 
                          codes + (size_t)whole * group, scales + whole);
 }
 
-static void rms_norm(const float *x, const float *weight, uint32_t n, float epsilon, float *out)
+void colibri_avx2_rms_norm(const float *x, const float *weight, uint32_t n, float epsilon, float *out)
 {
     __m256 low = _mm256_setzero_ps(), high = _mm256_setzero_ps();
     uint32_t i = 0;
@@ -64,7 +64,7 @@ static void rms_norm(const float *x, const float *weight, uint32_t n, float epsi
         out[i] = (x[i] * r) * weight[i];
 }
 
-static void silu_gate(float *gate, const float *up, uint32_t n)
+void colibri_avx2_silu_gate(float *gate, const float *up, uint32_t n)
 {
     const __m256 one = _mm256_set1_ps(1.0f), sign = _mm256_set1_ps(-0.0f);
     uint32_t i = 0;
@@ -79,9 +79,9 @@ static void silu_gate(float *gate, const float *up, uint32_t n)
 const colibri_kernels colibri_avx2_table = {
     .struct_bytes = sizeof(colibri_kernels),
     .name = "avx2",
-    .quantize = quantize,
+    .quantize = colibri_avx2_quantize,
     .matmul = colibri_avx2_matmul,
-    .rms_norm = rms_norm,
-    .silu_gate = silu_gate,
+    .rms_norm = colibri_avx2_rms_norm,
+    .silu_gate = colibri_avx2_silu_gate,
     .attend = colibri_avx2_attend,
 };

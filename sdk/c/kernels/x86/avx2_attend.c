@@ -35,7 +35,7 @@ static float score(const colibri_attend *a, uint32_t position)
     return colibri_avx2_tree(low, high) * a->scale;
 }
 
-static float soften(float *scores, uint32_t n, const float *sink)
+float colibri_avx2_soften(float *scores, uint32_t n, const float *sink)
 {
     float maximum = sink != NULL ? *sink : scores[0];
     for (uint32_t p = 0; p < n; p++)
@@ -85,7 +85,7 @@ void colibri_avx2_attend(const colibri_attend *a)
     }
     for (uint32_t p = 0; p < a->positions; p++)
         a->scores[p] = score(a, p);
-    __m256 inverse = _mm256_set1_ps(soften(a->scores, a->positions, a->sink));
+    __m256 inverse = _mm256_set1_ps(colibri_avx2_soften(a->scores, a->positions, a->sink));
     for (uint32_t i = 0; i < a->value_size; i += 16)
         gather(a, i, inverse);
 }

@@ -148,8 +148,8 @@ static void token_quantised(const colibri_matmul *m, uint32_t in_row, uint32_t b
 
 void colibri_avx2_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
-    if (m->weight->order != COLIBRI_ORDER_ROWS) {
-        colibri_ref_matmul(m, row_begin, row_end);
+    if (m->weight->order == COLIBRI_ORDER_TILES) {
+        colibri_avx2_matmul_tiles(m, row_begin, row_end);
         return;
     }
     for (uint32_t t = 0; t < m->tokens; t++) {

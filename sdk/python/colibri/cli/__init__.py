@@ -40,6 +40,7 @@ COMMANDS = {
     "emulate": "Run an image inside a board's memory, storage and time.",
     "build": "Cross-compile the runtime and a runner for a board.",
     "size": "Judge an ELF against a board's memory and budgets.",
+    "bench": "Measure speed on this machine, against what the machine can do at best.",
     "boards": "List, show and check board files.",
 }
 TRACEBACK = "COLIBRI_TRACEBACK"
