@@ -14,6 +14,7 @@ Linux executable on AArch64 and RISC-V.
 from __future__ import annotations
 
 import shutil
+import signal
 import struct
 import subprocess
 import tempfile
@@ -23,7 +24,7 @@ from pathlib import Path
 from string import Template
 
 from colibri._data import data_path
-from colibri.errors import EmulateError
+from colibri.errors import EXIT_DOES_NOT_FIT, EmulateError
 from colibri_emulator.kernel_tables import REF, TABLES, KernelTable
 from colibri_emulator.qemu_engine import counting, fault_of, read_count, run_bare
 from colibri_emulator.symbols import Program
@@ -69,6 +70,12 @@ class Cpu:
     def program(self) -> str:
         """The QEMU that has it."""
         return self.qemu[0]
+
+
+class ProgramFaultError(EmulateError):
+    """The program touched what it has no memory for, or was stopped by another rule of its CPU."""
+
+    exit_code = EXIT_DOES_NOT_FIT
 
 
 _MIB = 1 << 20
@@ -158,21 +165,23 @@ def build_program(
     """
     compiler = find_toolchain(cpu.target, toolchain)
     firmware = data_path("emulator", "firmware")
+    names: tuple[str, ...] = ("program_linux.c",)
+    flags: tuple[str, ...] = ("-Os", *COMMON)
     folders = [firmware, data_path("sdk", "c", "include"), data_path("sdk", "c", "src"), *includes]
-    elf, link_map = folder / "program.elf", folder / "program.map"
-    if cpu.memory is None:
-        assert isinstance(compiler, Zig)  # the only one that brings musl
-        own = [Source(firmware / "program_linux.c")]
-        flags = ("-Os", *COMMON)
-        compiler.link_hosted(compile_all(compiler, [*own, *sources], flags, folders), elf, link_map)
-        return elf
-    names = ("start_common.c", "program_bare.c", "mem.c", *compiler.target.start)
+    if cpu.memory is not None:
+        names = ("start_common.c", "program_bare.c", "mem.c", *compiler.target.start)
+        flags = (*flags, "-ffreestanding")
+        folders.append(firmware / "include")
     own = [Source(firmware / name) for name in names]
-    script = folder / "program.ld"
-    script.write_text(_linker_script(cpu.name, cpu.memory), "utf-8")
-    flags = ("-Os", *COMMON, "-ffreestanding")
-    folders.append(firmware / "include")
-    compiler.link(compile_all(compiler, [*own, *sources], flags, folders), script, elf, link_map)
+    objects = compile_all(compiler, [*own, *sources], flags, folders)
+    elf, link_map = folder / "program.elf", folder / "program.map"
+    if cpu.memory is not None:
+        script = folder / "program.ld"
+        script.write_text(_linker_script(cpu.name, cpu.memory), "utf-8")
+        compiler.link(objects, script, elf, link_map)
+    else:
+        assert isinstance(compiler, Zig)  # the only one that brings musl
+        compiler.link_hosted(objects, elf, link_map)
     return elf
 
 
@@ -208,8 +217,10 @@ def run_program(
 
     Raises
     ------
+    ProgramFaultError
+        When the program faults.
     EmulateError
-        When the CPU's emulator is missing, the program faults, or it does not end in time.
+        When the CPU's emulator is missing, or the program does not end in time.
     """
     if len(arguments) > ARGUMENTS:
         raise EmulateError(f"a program takes at most {ARGUMENTS} arguments, not {len(arguments)}")
@@ -229,7 +240,7 @@ def run_program(
     )
     fault = fault_of(run.box, program)
     if fault is not None:
-        raise EmulateError(f"{cpu.name}: {fault}", file=elf)
+        raise ProgramFaultError(f"{cpu.name}: {fault}", file=elf)
     return ProgramResult(struct.unpack(f"<{RESULTS}I", run.memory), run.instructions)
 
 
@@ -244,7 +255,10 @@ def _run_linux(cpu: Cpu, elf: Path, arguments: Sequence[int], timeout: float) ->
         except subprocess.TimeoutExpired:
             raise EmulateError(f"{cpu.name}: no result after {timeout:.0f} s", file=elf) from None
         words = done.stdout.split()
+        told = done.stderr.strip()[-400:]
+        if done.returncode < 0:
+            number = signal.Signals(-done.returncode).name
+            raise ProgramFaultError(f"{cpu.name}: ended by {number}. {told}", file=elf)
         if done.returncode or len(words) != RESULTS:
-            reason = done.stderr.strip()[:400] or f"exit code {done.returncode}"
-            raise EmulateError(f"{cpu.name}: {reason}", file=elf)
+            raise EmulateError(f"{cpu.name}: {told or f'exit code {done.returncode}'}", file=elf)
         return ProgramResult(tuple(map(int, words)), read_count(log))

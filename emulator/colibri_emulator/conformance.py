@@ -24,13 +24,15 @@ def conformance_on_cpu(
 ) -> Verdict:
     """Builds the test with one table for a CPU and runs it there.
 
-    On Linux CPUs every buffer ends at a page that cannot be touched, so a read beyond one ends
-    the run with an error.
+    On Linux CPUs every buffer ends at a page that cannot be touched, so that a read beyond one is
+    a fault; the message ends with the part of the test that was under way.
 
     Raises
     ------
     BuildError
         When it cannot be compiled.
+    ProgramFaultError
+        When the table touches what is not its own.
     EmulateError
         When the emulator is missing, or the program does not come to its end.
     """

@@ -3,12 +3,15 @@
  * the call, then the words of colibri_conformance_result. */
 #ifdef __linux__
 #define _GNU_SOURCE /* MAP_ANONYMOUS */
+#include <stdio.h>
 #include <sys/mman.h>
 #endif
 
 #include "colibri/kernels.h"
 #include "conformance.h"
 #include "program.h"
+
+extern const colibri_kernels COLIBRI_BOARD_KERNELS; /* may be one that kernels.h does not name */
 
 _Static_assert(sizeof(colibri_conformance_result) / 4 < COLIBRI_PROGRAM_RESULTS, "one word more");
 
@@ -41,16 +44,25 @@ static void release(void *context)
     taken = 0;
 }
 
-static colibri_conformance setup = {.exact = exact, .release = release};
+/* Should the table be stopped by such a page, the last line says behind which part. */
+static void report(void *context, const colibri_conformance_result *part)
+{
+    const colibri_conformance_case *c = &part->first;
+    (void)context;
+    fprintf(stderr, "passed: operation %u type %u group %u order %u\n", (unsigned)c->operation,
+            (unsigned)c->type, (unsigned)c->group, (unsigned)c->order);
+}
+
+#define MEMORY .exact = exact, .release = release, .report = report
 #else
 static uint8_t memory[COLIBRI_CONFORMANCE_FULL_BYTES] __attribute__((aligned(64)));
-static colibri_conformance setup = {.memory = memory, .bytes = sizeof memory};
+#define MEMORY .memory = memory, .bytes = sizeof memory
 #endif
 
 void firmware_run(void)
 {
     colibri_conformance_result result;
-    setup.level = colibri_arguments[0];
+    colibri_conformance setup = {.level = colibri_arguments[0], MEMORY};
     colibri_results[0] = colibri_conformance_run(&COLIBRI_BOARD_KERNELS, &setup, &result);
     const uint32_t *words = (const uint32_t *)(const void *)&result;
     for (uint32_t i = 0; i < sizeof result / 4; i++) {

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* A small program for an emulated CPU, which measures or checks one thing: words in, words out.
+/* A small program for an emulated CPU, which measures or checks one thing: words in, words out. Its globals start
+ * as zeros.
  * emulator/colibri_emulator/bench_program.py builds and runs it. */
 #ifndef COLIBRI_FIRMWARE_PROGRAM_H
 #define COLIBRI_FIRMWARE_PROGRAM_H

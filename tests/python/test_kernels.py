@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every kernel table against docs/numerics.md, each other and frozen checksums, bit for bit."""
+"""Every kernel table against docs/numerics.md, restated in NumPy, bit for bit.
+
+Against each other and frozen checksums: test_conformance.py.
+"""
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,10 +14,8 @@ from numpy.typing import NDArray
 
 import numerics32 as n32
 from colibri import _core
-from native import SANITIZERS, program
 
 Floats = NDArray[np.float32]
-FROZEN = Path(__file__).resolve().parents[1] / "golden" / "numerics.json"
 TABLES = _core.kernels()
 SCALES = {"plain": 1.0, "1e-38": 1e-38, "subnormal": 1e-42, "small": 2.0**-66, "1e18": 1e18}
 pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarning")
@@ -38,26 +37,6 @@ def same(got: Floats, expected: Floats) -> None:
     number = ~np.isnan(expected)
     assert np.array_equal(np.isnan(got), ~number)
     assert np.array_equal(n32.bits(got)[number], n32.bits(expected)[number])
-
-
-# Frozen: all lengths, groups, types and kinds of numbers (tests/c/conformance.c)
-
-
-def conformance(table: str, sanitize: str = "") -> dict[str, str]:
-    lines = program("conformance", table, sanitize=sanitize).splitlines()
-    return {" ".join(line.split()[:-1]): line.split()[-1] for line in lines}
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_outputs_are_the_frozen_ones(table: str) -> None:
-    frozen = json.loads(FROZEN.read_text())
-    assert frozen["schema"] == 1
-    assert conformance(table) == frozen["checksums"]
-
-
-@pytest.mark.parametrize("table", TABLES)
-def test_no_kernel_reads_or_writes_beyond_its_buffers(table: str) -> None:
-    assert conformance(table, SANITIZERS) == json.loads(FROZEN.read_text())["checksums"]
 
 
 # Against the page, restated in NumPy

@@ -269,7 +269,7 @@ static void quantised_part(case_run *run, uint32_t type, uint32_t group, uint32_
     for (uint32_t columns = 0; columns <= 2 * group; columns++) {
         uint32_t one = run->turn % MIXTURES;
         for (uint32_t i = 0; colibri_length_taken(run, columns, group) && i < MIXTURES; i++)
-            if (full || i == one || columns == group)
+            if (full || i == one || columns == 1 || columns == group)
                 quantised_case(run, (colibri_conformance_case){.operation = COLIBRI_OP_MATMUL, .type = type,
                                                                .order = order, .group = group,
                                                                .columns = columns, .numbers = i});
@@ -282,7 +282,7 @@ static void float_part(case_run *run, uint32_t type)
     int full = run->setup->level == COLIBRI_CONFORMANCE_FULL;
     for (uint32_t columns = 0; columns <= 67; columns++)
         for (uint32_t i = 0; colibri_length_taken(run, columns, 16) && i < NUMBERS_CLASSES; i++)
-            if (full || i == columns % NUMBERS_CLASSES || columns == 32)
+            if (full || i == columns % NUMBERS_CLASSES || columns == 1 || columns == 32)
                 float_case(run, (colibri_conformance_case){.operation = COLIBRI_OP_MATMUL, .type = type,
                                                            .columns = columns, .numbers = i});
     colibri_part_end(run);

@@ -22,9 +22,9 @@ static void quantize_case(case_run *run, uint32_t n, uint32_t group, uint32_t nu
 /* A KV vector is one group of head_size elements, so groups are any even number. */
 void colibri_cases_quantize(case_run *run)
 {
-    static const uint32_t groups[] = {32, 64, 128, 2, 6, 20, 48, 80, 130, 256};
+    static const uint32_t groups[] = {32, 64, 128, 2, 6, 20, 48, 8, 16, 24, 80, 130, 256};
     int full = run->setup->level == COLIBRI_CONFORMANCE_FULL;
-    for (uint32_t g = 0; g < (full ? 10u : 7u); g++) {
+    for (uint32_t g = 0; g < (full ? 13u : 7u); g++) {
         for (uint32_t n = 0; n <= 2 * groups[g] + 1; n++)
             for (uint32_t i = 0; colibri_length_taken(run, n, groups[g]) && i < NUMBERS_CLASSES; i++)
                 if (full || i == n % 10 || (i < 3 && n == groups[g]))

@@ -87,12 +87,9 @@ class Verdict:
     @classmethod
     def from_words(cls, words: Sequence[int], instructions: int | None = None) -> Verdict:
         """From the words of ``colibri_conformance_result``."""
-        fields = words[:_WORDS]
-        operation, type, order, group, rows, columns, tokens, numbers = fields[:8]
-        cases, failures, crc32, wrong, index, want, got, scratch = fields[8:16]
-        case = Case(
-            _OPERATIONS[operation], _TYPES[type], _ORDERS[order], group, rows, columns, tokens, numbers
-        )  # fmt: skip
+        operation, type, order, *sizes = words[:8]
+        cases, failures, crc32, wrong, index, want, got, scratch = words[8:_WORDS]
+        case = Case(_OPERATIONS[operation], _TYPES[type], _ORDERS[order], *sizes)
         (signed,) = struct.unpack("<i", struct.pack("<I", index))
         first = None
         if wrong:

@@ -41,6 +41,7 @@ COMMANDS = {
     "build": "Cross-compile the runtime and a runner for a board.",
     "size": "Judge an ELF against a board's memory and budgets.",
     "bench": "Measure speed on this machine, against what the machine can do at best.",
+    "kernels": "List kernel tables, and hold them to the reference bit for bit.",
     "boards": "List, show and check board files.",
 }
 TRACEBACK = "COLIBRI_TRACEBACK"
