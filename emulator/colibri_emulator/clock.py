@@ -20,10 +20,17 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from colibri.boards import Board, Core, Region
-from colibri_emulator.report import Input, Prediction, Range
+from colibri.boards import Accelerator, Board, Core, Region
+from colibri_emulator.device_time import (
+    BACKEND_COPY,
+    BACKEND_START,
+    DeviceSpeed,
+    device_time,
+)
+from colibri_emulator.report import DevicePrediction, Input, Prediction, Range
 from colibri_emulator.storage import STREAM_BLOCK, Medium
 
+Seconds = npt.NDArray[np.float64]
 Events = npt.NDArray[Any]  # structured: kind, layer, index, count, bytes, work (platform.h)
 Scenario = Literal["slow", "mid", "fast"]
 SCENARIOS: tuple[Scenario, ...] = ("slow", "mid", "fast")
@@ -93,6 +100,8 @@ class Charge:
     seconds: dict[Scenario, float] = field(default_factory=lambda: dict.fromkeys(SCENARIOS, 0.0))
     terms: dict[str, float] = field(default_factory=dict)  # mid seconds by what set the pace
     traffic: dict[str, int] = field(default_factory=dict)
+    device: float = 0.0  # mid seconds that an accelerator worked ...
+    waited: float = 0.0  # ... and that the CPU waited for it
 
     def add(self, other: Charge) -> None:
         """Puts another charge on top."""
@@ -102,6 +111,8 @@ class Charge:
             self.terms[term] = self.terms.get(term, 0.0) + seconds
         for kind, size in other.traffic.items():
             self.traffic[kind] = self.traffic.get(kind, 0) + size
+        self.device += other.device
+        self.waited += other.waited
 
     def per_second(self, count: int) -> Range:
         """`count` things in this time, as a rate."""
@@ -133,10 +144,18 @@ class Clock:
         Workers of the plan; more than the board has cores share them.
     medium : Medium, optional
         What `READ` events and the loading of the image are charged to.
+    accelerator : Accelerator, optional
+        What calls of bound experts are charged to.
     """
 
     def __init__(
-        self, board: Board, placement: Placement, *, workers: int, medium: Medium | None
+        self,
+        board: Board,
+        placement: Placement,
+        *,
+        workers: int,
+        medium: Medium | None,
+        accelerator: Accelerator | None = None,
     ) -> None:
         self.inputs: list[Input] = []
         self._placement, self._medium = placement, medium
@@ -149,21 +168,31 @@ class Clock:
             self._speeds[name] = self._region_speed(board.region(name))
         if medium is not None:
             self._add_medium(medium)
+        self._device = self._add_accelerator(accelerator) if accelerator is not None else {}
+        self._device_name = accelerator.name if accelerator is not None else ""
 
     def charge(self, events: Events) -> Charge:
         """Time and traffic of a piece of the trace."""
         charge = Charge(traffic=_traffic(events))
-        for kind, region, what in (
-            (MATMUL, self._placement.weights, "weights"),
-            (EXPERT, self._placement.weights, "weights"),
-            (ATTEND, self._placement.kv, "KV cache"),
-            (VECTOR, self._placement.work, "activations"),
-        ):
+        for kind, region, what in self._kinds():
             chosen = events[events["kind"] == kind]
             if chosen.size:
                 charge.add(self._charge_kind(chosen, region, what))
         for size in events["bytes"][events["kind"] == READ]:
             charge.add(self.charge_read(int(size)))
+        if self._device:
+            charge.add(self._charge_device(events))
+        return charge
+
+    def charge_binding(self, events: Events) -> Charge:
+        """Time to copy the weights of bound experts to the accelerator, before the first token."""
+        chosen = (events["kind"] == BACKEND_COPY) & (events["count"] == 0)
+        size, charge = int(events["bytes"][chosen].sum()), Charge()
+        for name, speed in self._device.items() if size else ():
+            source = self._speeds[self._placement.weights][name]
+            charge.seconds[name] = size * max(speed.dma, source.second_per_byte)
+        if size:
+            charge.terms = {f"copying experts to {self._device_name}": charge.seconds["mid"]}
         return charge
 
     def charge_read(self, size: int, block: int = STREAM_BLOCK) -> Charge:
@@ -175,13 +204,45 @@ class Clock:
         times = {name: seconds / spread[i] for i, name in enumerate(SCENARIOS)}
         return Charge(seconds=times, terms={f"reading {self._medium.name}": times["mid"]})
 
+    def _kinds(self) -> tuple[tuple[int, str, str], ...]:
+        """What the CPU does: kind of event, the region that it goes to, and what lies there."""
+        return (
+            (MATMUL, self._placement.weights, "weights"),
+            (EXPERT, self._placement.weights, "weights"),
+            (ATTEND, self._placement.kv, "KV cache"),
+            (VECTOR, self._placement.work, "activations"),
+        )
+
+    def _costs(self, events: Events, region: str, name: Scenario) -> tuple[Seconds, Seconds]:
+        """Seconds of moving and of computing, event by event."""
+        size, work = events["bytes"].astype(np.float64), events["work"].astype(np.float64)
+        speed = self._speeds[region][name]
+        return size * speed.second_per_byte + speed.first_access, work / self._macs[name]
+
+    def _charge_device(self, events: Events) -> Charge:
+        """What bound experts cost the CPU: beginning their calls, and waiting for them."""
+        calls = events["kind"] == BACKEND_START
+        charge = Charge()
+        if not calls.any():
+            return charge
+        for name in SCENARIOS:
+            cpu = np.where(calls, self._dispatch[name], 0.0)
+            for kind, region, _ in self._kinds():
+                which = events["kind"] == kind
+                cpu[which] = np.maximum(*self._costs(events[which], region, name))
+                cpu[which] += self._dispatch[name]
+            found = device_time(events, cpu, self._device[name])
+            begun = self._dispatch[name] * int(calls.sum())
+            charge.seconds[name] = found.waited + begun
+            if name == "mid":
+                charge.terms = {f"waiting for {self._device_name}": found.waited, "dispatch": begun}
+                charge.device, charge.waited = found.working, found.waited
+        return charge
+
     def _charge_kind(self, events: Events, region: str, what: str) -> Charge:
         charge = Charge()
-        size, work = events["bytes"].astype(np.float64), events["work"].astype(np.float64)
         for name in SCENARIOS:
-            speed = self._speeds[region][name]
-            moving = size * speed.second_per_byte + speed.first_access
-            computing = work / self._macs[name]
+            moving, computing = self._costs(events, region, name)
             dispatch = self._dispatch[name] * len(events)
             charge.seconds[name] = float(np.maximum(moving, computing).sum()) + dispatch
             if name == "mid":
@@ -252,6 +313,22 @@ class Clock:
             name = f"{medium.name} in blocks of {point.block_bytes} B"
             self._note(name, point.read_Bps, "B/s", point.cls, point.source)
 
+    def _add_accelerator(self, device: Accelerator) -> dict[Scenario, DeviceSpeed]:
+        figures = (
+            ("multiply-adds", device.macs_per_s, "1/s"),
+            ("read speed of its memory", device.read_Bps, "B/s"),
+            ("DMA speed", device.dma_Bps, "B/s"),
+            ("fixed cost of a call", device.start_us, "us"),
+        )
+        for what, figure, unit in figures:
+            if figure is not None:
+                name = f"{device.name} {what}"
+                self._note(name, float(figure), unit, figure.cls, figure.source)
+        return {
+            name: DeviceSpeed.of(device, {cls: row[i] for cls, row in SPREAD.items()})
+            for i, name in enumerate(SCENARIOS)
+        }
+
     def _note(self, name: str, value: float, unit: str, cls: str, source: str) -> None:
         self.inputs.append(Input(name=name, value=value, unit=unit, cls=cls, source=source))
 
@@ -267,6 +344,8 @@ def _traffic(events: Events) -> dict[str, int]:
         "routed": kind == EXPERT,
         "kv": kind == ATTEND,
     }
+    if (kind == BACKEND_START).any():
+        chosen["bound"] = kind == BACKEND_START
     return {name: int(size[which].sum()) for name, which in chosen.items()}
 
 
@@ -288,4 +367,14 @@ def predict(
         decode_shares=(decode if steps else prefill).shares(),
         bytes_per_token={kind: round(size / count) for kind, size in traffic.items()},
         inputs=clock.inputs,
+        device=_device_prediction(decode if steps else prefill),
+    )
+
+
+def _device_prediction(charge: Charge) -> DevicePrediction | None:
+    if not charge.device:
+        return None
+    return DevicePrediction(
+        busy_share=round(charge.device / charge.seconds["mid"], 4),
+        hidden_share=round(1 - charge.waited / charge.device, 4),
     )

@@ -40,6 +40,7 @@ def image_needs(image: str | Path | Image, kv: Sequence[str]) -> ImageNeeds:
     """Reads the needs off an image's tables; `kv` are the cache's types that are asked for."""
     opened = image if isinstance(image, Image) else Image(image)
     parts = _types(opened) | {f"kv_{name}": name in kv for name in ("f16", "q8")}
+    parts |= {"backends": False}  # the runner binds no expert to a device
     return ImageNeeds(opened.bytes, opened.vocabulary, parts | _blocks(opened) | _router(opened))
 
 

@@ -25,6 +25,7 @@ _TRAFFIC = {
     "shared": "shared expert",
     "routed": "routed experts",
     "kv": "KV cache",
+    "bound": "bound experts, in the accelerator's memory",
 }
 
 
@@ -54,6 +55,13 @@ class Input(_Model):
     source: str
 
 
+class DevicePrediction(_Model):
+    """An accelerator during generation (of the prompt, when nothing was generated)."""
+
+    busy_share: float  # of the whole time
+    hidden_share: float  # of its own time: the CPU was at work meanwhile
+
+
 class Prediction(_Model):
     """Speeds that the board would show.  Never a measurement."""
 
@@ -65,6 +73,18 @@ class Prediction(_Model):
     decode_shares: dict[str, float]
     bytes_per_token: dict[str, int]
     inputs: list[Input]
+    device: DevicePrediction | None = None
+
+
+class AcceleratorUse(_Model):
+    """The device that experts were bound to."""
+
+    name: str
+    experts: int  # bound
+    size: int
+    used: int  # counted: their weights, and working space
+    calls: int  # counted
+    copied: int  # counted: bytes over DMA, weights included
 
 
 class RegionUse(_Model):
@@ -117,6 +137,7 @@ class EmulationReport(_Model):
     max_context: int
     high_water: int
     regions: list[RegionUse]
+    accelerator: AcceleratorUse | None = None
     predicted: Prediction | None = None
     counted: Counts | None = None
     fault: str | None = None
@@ -150,6 +171,8 @@ class EmulationReport(_Model):
             rows.add_row("logits CRC-32", f"{self.logits_crc32}  (counted)")
         for name, value in self._counts():
             rows.add_row(name, f"{value}  (counted)")
+        for name, value in self._accelerator(self.accelerator) if self.accelerator else ():
+            rows.add_row(name, value)
         return rows
 
     def _unfit(self, short: Shortfall) -> Table:
@@ -170,6 +193,15 @@ class EmulationReport(_Model):
         if counted and counted.stack_high_water is not None:
             limit = f" of {format_bytes(counted.stack_bytes)}" if counted.stack_bytes else ""
             yield "stack", f"{counted.stack_high_water:,} B{limit}"
+
+    def _accelerator(self, use: AcceleratorUse) -> Iterator[tuple[str, str]]:
+        size = f"{use.used:,} of {use.size:,} B"
+        yield use.name, f"{use.experts} experts bound in {size}, {use.calls:,} calls  (counted)"
+        device = self.predicted.device if self.predicted else None
+        if device:
+            hidden = f"{device.hidden_share:.0%} of that beside the CPU"
+            busy = f"{device.busy_share:.0%} of the time"
+            yield f"{use.name} at work", f"{busy}, {hidden}  (predicted)"
 
     def _memory(self) -> Table:
         rows = table("Memory", "region", ">size", ">planned", ">high water", ">written", "")

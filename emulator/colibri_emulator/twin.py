@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from colibri.boards import Board
+from colibri.accelerator import FakeNpu
+from colibri.boards import Accelerator, Board
 from colibri.engine import Engine, MemoryRegion
 from colibri.errors import EmulateError
 from colibri.generate import Generation, Request, generate
@@ -21,7 +22,14 @@ from colibri.image import Image
 from colibri.planner import Plan
 from colibri_emulator.clock import Charge, Clock, Placement, predict
 from colibri_emulator.memory import GuardedRegion, Side
-from colibri_emulator.report import EmulationReport, Machine, Prediction, RegionUse, Shortfall
+from colibri_emulator.report import (
+    AcceleratorUse,
+    EmulationReport,
+    Machine,
+    Prediction,
+    RegionUse,
+    Shortfall,
+)
 from colibri_emulator.storage import Medium, boot_medium
 
 _IN_PLACE = ("nor", "rom", "mram")  # memories that hold an image without power
@@ -35,6 +43,7 @@ def run_twin(
     *,
     kernels: str = "auto",
     side: Side = "end",
+    bound: tuple[tuple[int, int], ...] = (),
     on_token: Callable[[int], None] | None = None,
 ) -> EmulationReport:
     """Runs a request inside a board.
@@ -51,14 +60,17 @@ def run_twin(
         A kernel table of the host; all give the same bits.
     side : {"end", "start"}
         The edge of each region that touches a guard page.
+    bound : tuple of (layer, expert)
+        Experts that the board's accelerator computes; `colibri.accelerator.bound_experts`.
     on_token : callable, optional
         Gets each token as it is drawn.
     """
     if not plan.fits:
         return unfit_report(image, plan, "native")
+    device = _accelerator(board) if bound else None
     load = _load_bytes(board, image, plan)
     medium = boot_medium(board) if load else None
-    meter = _Meter(_clock(board, plan, medium), load)
+    meter = _Meter(_clock(board, plan, medium, device), load)
     regions = _guarded_regions(plan, side)
     engine = Engine(
         image,
@@ -73,7 +85,9 @@ def run_twin(
             for region, free in zip(regions, plan.memory.regions, strict=True)
         ],
         trace=True,
+        accelerator=FakeNpu(bound, device.memory_bytes) if device else None,
     )
+    meter.bound(engine)
 
     def step(token: int) -> None:
         meter.step(engine)
@@ -87,7 +101,12 @@ def run_twin(
         board=board.id,
         machine="native",
         engine=f"the runtime's host build, {engine.kernels} kernels",
-        notes=_notes(board, plan, unpriced=bool(load) and medium is None),
+        notes=_notes(
+            board,
+            plan,
+            unpriced=bool(load) and medium is None,
+            device=device.name if device else None,
+        ),
         fits=True,
         fault=_memory_fault(regions, uses),
         tokens=done.tokens,
@@ -99,6 +118,7 @@ def run_twin(
         max_context=plan.max_context,
         high_water=sum(use.high_water for use in uses),
         regions=uses,
+        accelerator=_accelerator_use(device, len(bound), engine) if device else None,
         predicted=meter.prediction(done),
     )
 
@@ -138,6 +158,10 @@ class _Meter:
         self._prefill: Charge | None = None
         self._decode = Charge()
 
+    def bound(self, engine: Engine) -> None:
+        """Charges the weights that went to the accelerator when the engine was made."""
+        self._load.add(self._clock.charge_binding(engine.take_trace()))
+
     def step(self, engine: Engine) -> None:
         """Charges what the engine just did; the first step is the prompt."""
         charge = self._clock.charge(engine.take_trace())
@@ -160,13 +184,37 @@ class _Meter:
         )
 
 
-def _clock(board: Board, plan: Plan, medium: Medium | None) -> Clock:
+def _accelerator(board: Board) -> Accelerator:
+    if board.accelerator is None:
+        raise EmulateError(
+            "the board has no accelerator to bind experts to",
+            file=board.id,
+            hint="add a table [accelerator] to a board file of yours (docs/boards.md)",
+        )
+    return board.accelerator
+
+
+def _accelerator_use(device: Accelerator, experts: int, engine: Engine) -> AcceleratorUse:
+    state = engine.core.npu_state()
+    assert state is not None
+    return AcceleratorUse(
+        name=device.name,
+        experts=experts,
+        size=device.memory_bytes,
+        used=state["needed"],
+        calls=state["commands"],
+        copied=state["copied"],
+    )
+
+
+def _clock(board: Board, plan: Plan, medium: Medium | None, device: Accelerator | None) -> Clock:
     placement = Placement(
         weights=_image_region(plan),
         kv=_region_of(plan, "kv_cache"),
         work=_region_of(plan, "hidden"),
     )
-    return Clock(board, placement, workers=plan.limits["workers"], medium=medium)
+    workers = plan.limits["workers"]
+    return Clock(board, placement, workers=workers, medium=medium, accelerator=device)
 
 
 def _region_of(plan: Plan, buffer: str) -> str:
@@ -225,11 +273,15 @@ def _memory_fault(regions: list[GuardedRegion], uses: list[RegionUse]) -> str | 
     return None
 
 
-def _notes(board: Board, plan: Plan, *, unpriced: bool) -> list[str]:
+def _notes(board: Board, plan: Plan, *, unpriced: bool, device: str | None) -> list[str]:
     workers, cores = plan.limits["workers"], board.cores[0].count
     notes = ["times are predicted, not measured: no board was involved (docs/emulator.md)"]
     if workers < cores:
         notes.append(f"{workers} of {cores} cores at work; --workers {cores} uses them all")
+    if device:
+        notes.append(
+            f"{device}: the example device of sdk/c/ports/fake_npu at the board file's speeds"
+        )
     if unpriced:
         notes.append("the board file names no storage: loading the image is not in the prediction")
     return notes

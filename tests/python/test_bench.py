@@ -287,7 +287,9 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
     whole = [image.read(0, image.bytes) for image in (first, same, other)]
     assert whole[0] == whole[1]
     assert whole[0] != whole[2]
-    assert first.notes["synthetic"] == {"routing": "uniform", "seed": 5, "layers": 2}
+    assert first.notes["synthetic"] == {
+            "routing": "uniform", "seed": 5, "order": "rows", "layers": 2,
+        }  # fmt: skip
 
 
 def test_layers_are_cut(tmp_path: Path) -> None:

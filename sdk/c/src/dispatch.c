@@ -7,13 +7,19 @@
 #include <string.h>
 
 #include "float_math.h"
+#include "offload.h"
 #include "size.h"
 
-static bool is_moe(const struct engine *e, uint32_t layer)
+uint32_t colibri_first_expert(const colibri_image *image, uint32_t layer)
 {
-    colibri_layer l;
-    colibri_image_layer(e->image, layer, &l);
-    return (l.ffn & COLIBRI_FFN_MOE) != 0;
+    uint32_t first = 0;
+    for (uint32_t i = 0; i < layer; i++) {
+        colibri_layer l;
+        colibri_image_layer(image, i, &l);
+        if (l.ffn & COLIBRI_FFN_MOE)
+            first += image->config.experts - image->config.identities;
+    }
+    return first;
 }
 
 static void lay_out(struct colibri_dispatch *d)
@@ -26,9 +32,7 @@ static void lay_out(struct colibri_dispatch *d)
     d->slot = d->token + slots;
     d->start = d->slot + slots;
     d->active = d->start + experts + 1;
-    for (uint32_t l = 0; l < d->layer; l++)
-        if (is_moe(e, l))
-            d->first += experts - e->image->config.identities;
+    d->first = colibri_first_expert(e->image, d->layer);
 }
 
 /* Counting sort of all slots by expert; within an expert, tokens stay in order. */
@@ -299,13 +303,21 @@ colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct ac
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
     float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
-    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values, up);
-    colibri_activate(e, &inner, up, on_input ? d.weights : NULL);
-    colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs, NULL);
+    struct colibri_offload away;
+    status = colibri_offload_start(&away, &d, in, on_input ? d.weights : NULL, outputs);
+    if (status != COLIBRI_OK)
+        return status;
+    if (colibri_offload_left(&d)) {
+        colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values, up);
+        colibri_activate(e, &inner, up, on_input ? d.weights : NULL);
+        colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs, NULL);
+    }
     trace_experts(&d);
     struct combine combine = {&d, outputs, NULL, NULL,
                               colibri_vector_of(e, layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
     share(&d, in, &combine);
-    colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
-    return COLIBRI_OK;
+    status = colibri_offload_wait(&away);
+    if (status == COLIBRI_OK)
+        colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
+    return status;
 }

@@ -24,6 +24,9 @@ struct colibri_dispatch {
 /* In COLIBRI_EVENT_ROUTE: the router of attention's experts, not of the FFN's. */
 #define COLIBRI_TRACE_ATTENTION 0x10000u
 
+/* Index of a layer's first expert in the expert table. */
+uint32_t colibri_first_expert(const colibri_image *image, uint32_t layer);
+
 /* Scores of a layer whose router reads its input early; they wait in the router's buffer for the route. */
 void colibri_dispatch_early(const struct engine *e, uint32_t layer);
 

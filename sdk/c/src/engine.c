@@ -5,6 +5,7 @@
 
 #include "dispatch.h"
 #include "float_math.h"
+#include "offload.h"
 #include "options.h"
 #include "rope.h"
 #include "size.h"
@@ -90,6 +91,8 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
     status = carve(&made, &plan, regions, error);
     if (status == COLIBRI_OK)
         status = load_weights(&made, error);
+    if (status == COLIBRI_OK)
+        status = colibri_offload_bind(&made, error);
     if (status != COLIBRI_OK)
         return status;
     memset(made.buffers[COLIBRI_BUFFER_STATE], 0, (size_t)made.limits.sequences * 8);

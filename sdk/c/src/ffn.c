@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The gated feed-forward of dense layers and shared experts. */
 #include "engine_state.h"
+#include "ffn_gate.h"
 #include "float_math.h"
 #include "options.h"
 
@@ -24,27 +25,41 @@ static float gelu(float x) /* tanh form: 0.7978845608 = sqrt(2 / pi) */
 }
 
 /* gpt-oss: transformers modeling_gpt_oss.py, GptOssExperts. */
-static float clamped(const colibri_config *c, float gate, float up)
+static float clamped(float limit, float alpha, float gate, float up)
 {
-    float limit = c->activation_limit;
     gate = gate > limit ? limit : gate;
     up = up > limit ? limit : up;
     up = up < -limit ? -limit : up;
-    return (up + 1.0f) * (gate * colibri_sigmoid(gate * c->activation_alpha));
+    return (up + 1.0f) * (gate * colibri_sigmoid(gate * alpha));
 }
 
-static void other_gate(const colibri_config *c, float *gate, const float *up, uint32_t n)
+static void other_gate(uint32_t activation, float limit, float alpha, float *gate, const float *up, uint32_t n)
 {
     for (uint32_t i = 0; i < n; i++) {
-        if (c->activation == COLIBRI_ACTIVATION_CLAMPED)
-            gate[i] = clamped(c, gate[i], up[i]);
-        else if (c->activation == COLIBRI_ACTIVATION_GELU)
+        if (activation == COLIBRI_ACTIVATION_CLAMPED)
+            gate[i] = clamped(limit, alpha, gate[i], up[i]);
+        else if (activation == COLIBRI_ACTIVATION_GELU)
             gate[i] = gelu(gate[i]) * up[i];
         else
             gate[i] = (gate[i] > 0.0f ? gate[i] : 0.0f) * up[i];
     }
 }
 #endif
+
+void colibri_gate(const colibri_kernels *kernels, uint32_t activation, float limit, float alpha, float *gate,
+                  float *up, uint32_t n)
+{
+#if COLIBRI_WITH_ACTIVATIONS
+    if (activation != COLIBRI_ACTIVATION_SILU) {
+        other_gate(activation, limit, alpha, gate, up, n);
+        return;
+    }
+#endif
+    (void)activation;
+    (void)limit;
+    (void)alpha;
+    kernels->silu_gate(gate, up, n);
+}
 
 struct activate_task {
     const struct engine *engine;
@@ -56,21 +71,13 @@ struct activate_task {
 static void activate_row(void *arg, uint32_t row, uint32_t worker)
 {
     const struct activate_task *t = arg;
-    const struct engine *e = t->engine;
+    const colibri_config *c = &t->engine->image->config;
     uint32_t n = t->gate->columns;
     float *gate = t->gate->values + (size_t)row * n, *up = t->up + (size_t)row * n;
     (void)worker;
-    for (uint32_t i = 0; t->weights != NULL && i < n; i++) {
-        gate[i] = gate[i] * t->weights[row];
-        up[i] = up[i] * t->weights[row];
-    }
-#if COLIBRI_WITH_ACTIVATIONS
-    if (e->image->config.activation != COLIBRI_ACTIVATION_SILU) {
-        other_gate(&e->image->config, gate, up, n);
-        return;
-    }
-#endif
-    e->kernels->silu_gate(gate, up, n);
+    if (t->weights != NULL)
+        colibri_weigh_gate(gate, up, t->weights[row], n);
+    colibri_gate(t->engine->kernels, c->activation, c->activation_limit, c->activation_alpha, gate, up, n);
 }
 
 void colibri_activate(const struct engine *e, struct activations *gate, float *up, const float *weights)

@@ -73,5 +73,8 @@
 #ifndef COLIBRI_WITH_ROUTER_SPARSEMIXER
 #define COLIBRI_WITH_ROUTER_SPARSEMIXER 1
 #endif
+#ifndef COLIBRI_WITH_BACKENDS /* experts bound to other backends; an image never needs it */
+#define COLIBRI_WITH_BACKENDS 1
+#endif
 
 #endif

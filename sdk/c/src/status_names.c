@@ -24,6 +24,7 @@ const char *colibri_status_name(colibri_status status)
     case COLIBRI_ERR_TENSOR: return "tensor missing, misplaced or misshapen";
     case COLIBRI_ERR_UNSUPPORTED: return "not carried by this build";
     case COLIBRI_ERR_STORAGE: return "storage read failed";
+    case COLIBRI_ERR_BACKEND: return "backend refused or failed an expert";
     case COLIBRI_ERR_NONFINITE: return "NaN or infinity";
     case COLIBRI_ERR_SELFTEST: return "self-test differs from its golden vector";
     default: return "unknown status";

@@ -85,6 +85,12 @@ class PlanResult(TypedDict):
 def plan(image: Image, limits: Limits, regions: Sequence[Region]) -> PlanResult: ...
 def plan_max_context(image: Image, limits: Limits, regions: Sequence[Region]) -> int: ...
 
+class NpuState(TypedDict):
+    bytes: int
+    needed: int
+    commands: int
+    copied: int
+
 class Engine:
     def __init__(
         self,
@@ -94,6 +100,7 @@ class Engine:
         kernels: str,
         threads: int,
         trace: bool,
+        npu: tuple[Sequence[tuple[int, int]], int, bool] | None = None,
     ) -> None: ...
     @property
     def limits(self) -> Limits: ...
@@ -113,6 +120,8 @@ class Engine:
     def high_water(self, region: int) -> int: ...
     def selftest(self) -> None: ...
     def take_trace(self) -> bytes: ...
+    def npu_state(self) -> NpuState | None: ...
+    def npu_fail(self, command: int, start: int) -> None: ...
 
 def sample(
     logits: NDArray[np.float32], temperature: float, top_k: int, top_p: float, state: int

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
+from colibri.accelerator import FakeNpu
 from colibri.errors import EngineError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
@@ -126,6 +127,8 @@ class Engine:
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
         Record events for `take_trace`.
+    accelerator : FakeNpu, optional
+        Computes the experts that are bound to it.  Results do not depend on it.
 
     Raises
     ------
@@ -148,6 +151,7 @@ class Engine:
         memory: Sequence[MemoryRegion] | None = None,
         threads: int | None = None,
         trace: bool = False,
+        accelerator: FakeNpu | None = None,
     ) -> None:
         self.image = image if isinstance(image, Image) else Image(image)
         limits = make_limits(
@@ -157,12 +161,20 @@ class Engine:
         regions = None
         if memory is not None:
             regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        npu = None
+        if accelerator is not None:
+            experts = accelerator.checked(self.image)
+            npu = (experts, accelerator.memory, accelerator.threaded)
         try:
             self.core = _core.Engine(
-                self.image.core, limits, regions, kernels, threads or workers, trace
+                self.image.core, limits, regions, kernels, threads or workers, trace, npu
             )
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
+        except MemoryError:
+            raise EngineError(
+                "this machine has not that much memory", hint="ask for less"
+            ) from None
         self.context = context or self.image.context
         self.vocabulary = self.image.vocabulary
 

@@ -27,7 +27,10 @@ _LIMITS = ("size", "sequences", "context", "batch", "workers", "kv", "profile", 
 _CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
+_BINDINGS = 8
+_BACKEND_MEMORY = 2
 CHECKSUM = 44
+BACKEND = 61
 
 
 @dataclass(frozen=True)
@@ -69,6 +72,8 @@ def _unsupported(s: RuntimeStatus) -> str:
     """`where` is 7 (the limit `weights`), 12 (the layout), a tensor, or an offset in the file."""
     if s.where == _LIMITS.index("weights"):
         return "the weights cannot be used where they lie: the storage does not map"
+    if s.where == _BINDINGS:
+        return f"{s.have} experts are bound to a backend, which this build leaves out"
     if s.where == _LAYOUT_OFFSET:
         return f"image layout {s.have} (sharded or hybrid) is not read by this version"
     if s.where >> 16 or s.where in _core.ROLES.values():
@@ -83,6 +88,18 @@ def _unsupported_hint(s: RuntimeStatus) -> str:
     if s.where == _LAYOUT_OFFSET:
         return "pack with --layout monolithic"
     return "build the library with it"
+
+
+def _backend(s: RuntimeStatus) -> str:
+    reasons = {1: "cannot compute it to the bit", 2: "has no memory left for it", 3: "failed"}
+    what = reasons.get(s.have, f"answered {s.have}")
+    return f"layer {s.where >> 16}, expert {s.where & 0xFFFF}: the backend it is bound to {what}"
+
+
+def _backend_hint(s: RuntimeStatus) -> str:
+    if s.have == _BACKEND_MEMORY:
+        return f"give it {s.need:,} bytes" if s.need else "bind fewer experts to it"
+    return "run again, or leave the expert to the CPU"
 
 
 def _text(text: str) -> Callable[[RuntimeStatus], str]:
@@ -129,6 +146,7 @@ _RULES: dict[int, _Rule] = {
     47: _Rule(ImageError, _unsupported, _unsupported_hint),
     60: _Rule(ImageError, lambda s: f"reading failed at offset {s.where:#x}",
               lambda _: "check the file and its medium"),
+    61: _Rule(EngineError, _backend, _backend_hint),
     80: _Rule(EngineError, lambda s: f"NaN or infinity came up (layer or row {s.where})",
               lambda _: "check the image with 'colibri inspect'"),
     81: _Rule(EngineError, lambda s: f"self-test checksum is {s.have:08x}, not {s.need:08x}",
@@ -143,6 +161,8 @@ def error_from(subject: str, code: int, where: int, have: int, need: int) -> Col
     if rule is None:
         error = ColibriError(_core.status_name(code), file=subject)
     else:
+        if code == BACKEND and have == _BACKEND_MEMORY:
+            rule = _Rule(DoesNotFitError, rule.what, rule.hint)
         error = rule.error(rule.what(status), file=subject, hint=rule.hint(status))
     error.status = status
     return error

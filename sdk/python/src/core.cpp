@@ -115,7 +115,9 @@ void bind_names(nb::module_ &m)
         {{"step", COLIBRI_EVENT_STEP}, {"layer", COLIBRI_EVENT_LAYER},
          {"matmul", COLIBRI_EVENT_MATMUL}, {"attend", COLIBRI_EVENT_ATTEND},
          {"expert", COLIBRI_EVENT_EXPERT}, {"route", COLIBRI_EVENT_ROUTE},
-         {"vector", COLIBRI_EVENT_VECTOR}, {"read", COLIBRI_EVENT_READ}});
+         {"vector", COLIBRI_EVENT_VECTOR}, {"read", COLIBRI_EVENT_READ},
+         {"backend_copy", COLIBRI_EVENT_BACKEND_COPY}, {"backend_start", COLIBRI_EVENT_BACKEND_START},
+         {"backend_wait", COLIBRI_EVENT_BACKEND_WAIT}});
     m.attr("GLOBAL_LAYER") = COLIBRI_GLOBAL_LAYER;
     m.attr("IMAGE_VERSION") = COLIBRI_IMAGE_VERSION;
     m.attr("MAX_REGIONS") = COLIBRI_MAX_REGIONS;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // colibri_init, colibri_infer and the sampler. The GIL is released while the runtime works.
 #include "bind.h"
+#include "npu.h"
 
 #include <chrono>
 #include <cstring>
@@ -17,7 +18,7 @@ struct DestroyPool {
 struct Engine {
     Engine(const Image &image, const colibri_limits &limits,
            const std::optional<std::vector<RegionTuple>> &regions, const std::string &kernels,
-           uint32_t threads, bool trace);
+           uint32_t threads, bool trace, const std::optional<NpuTuple> &npu);
     Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
                        std::optional<Vector<uint8_t>> want);
     Array<double> time_infer(Vector<uint32_t> tokens, uint32_t step);
@@ -28,6 +29,8 @@ struct Engine {
     uint64_t high_water(uint32_t region) const { return colibri_high_water(&engine, region); }
     std::vector<RegionTuple> region_list() const;
     const char *kernels_name() const { return platform.kernels->name; }
+    nb::object npu_state();
+    void npu_fail(uint64_t command, uint64_t start);
 
     colibri_limits limits{};
 
@@ -47,6 +50,7 @@ private:
     colibri_engine engine{};
     colibri_platform platform{};
     std::unique_ptr<colibri_posix_pool, DestroyPool> pool;
+    std::unique_ptr<Npu> npu;
     Memory memory;
     std::optional<Regions> regions;
     std::vector<colibri_event> events;
@@ -60,7 +64,7 @@ void record(void *context, const colibri_event *event)
 
 Engine::Engine(const Image &image, const colibri_limits &wanted,
                const std::optional<std::vector<RegionTuple>> &given, const std::string &kernels,
-               uint32_t threads, bool trace)
+               uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu)
     : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary)
 {
     platform.struct_bytes = sizeof platform;
@@ -72,11 +76,21 @@ Engine::Engine(const Image &image, const colibri_limits &wanted,
     make_pool(threads);
     if (given) regions.emplace(*given);
     else own_memory(image.image);
+    if (wanted_npu) npu = std::make_unique<Npu>(*wanted_npu, platform);
     colibri_error error{};
-    check(name, alone([&] {
-              return colibri_init(&engine, &image.image, &limits, regions->list.data(),
-                                  regions->count(), &platform, &error);
-          }), error);
+    const auto init = [&] {
+        return colibri_init(&engine, &image.image, &limits, regions->list.data(), regions->count(),
+                            &platform, &error);
+    };
+    const colibri_status status = alone(init);
+    if (status == COLIBRI_ERR_BACKEND && error.have == COLIBRI_BACKEND_MEMORY) {
+        const colibri_error refused = error;
+        npu->only_count();
+        alone(init);
+        error = refused;
+        error.need = npu->bytes_needed();
+    }
+    check(name, status, error);
 }
 
 void Engine::make_pool(uint32_t threads)
@@ -186,6 +200,27 @@ nb::bytes Engine::take_trace()
     return nb::bytes(taken.data(), taken.size() * sizeof(colibri_event));
 }
 
+nb::object Engine::npu_state()
+{
+    if (!npu) return nb::none();
+    const colibri_fake_npu device = alone([&] { return *npu->device(); });
+    nb::dict out;
+    out["bytes"] = device.bytes;
+    out["needed"] = colibri_fake_npu_bytes_needed(&device);
+    out["commands"] = device.commands;
+    out["copied"] = device.copied;
+    return out;
+}
+
+void Engine::npu_fail(uint64_t command, uint64_t start)
+{
+    if (!npu) throw nb::value_error("no accelerator is bound");
+    alone([&] {
+        npu->device()->fail_command = command;
+        npu->device()->fail_start = start;
+    });
+}
+
 std::vector<RegionTuple> Engine::region_list() const
 {
     std::vector<RegionTuple> out;
@@ -240,9 +275,11 @@ void bind_engine(nb::module_ &m)
 {
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<const Image &, const colibri_limits &,
-                      const std::optional<std::vector<RegionTuple>> &, const std::string &, uint32_t, bool>(),
+                      const std::optional<std::vector<RegionTuple>> &, const std::string &, uint32_t, bool,
+                      const std::optional<NpuTuple> &>(),
              nb::arg("image"), nb::arg("limits"), nb::arg("regions").none(), nb::arg("kernels"),
-             nb::arg("threads"), nb::arg("trace"), nb::keep_alive<1, 2>())
+             nb::arg("threads"), nb::arg("trace"), nb::arg("npu").none() = nb::none(),
+             nb::keep_alive<1, 2>())
         .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
              nb::arg("want").none() = nb::none())
         .def("time_infer", &Engine::time_infer, nb::arg("tokens"), nb::arg("step"))
@@ -251,6 +288,8 @@ void bind_engine(nb::module_ &m)
         .def("high_water", &Engine::high_water, nb::arg("region"))
         .def("selftest", &Engine::selftest)
         .def("take_trace", &Engine::take_trace)
+        .def("npu_state", &Engine::npu_state)
+        .def("npu_fail", &Engine::npu_fail, nb::arg("command"), nb::arg("start"))
         .def_prop_ro("regions", &Engine::region_list)
         .def_prop_ro("kernels", &Engine::kernels_name)
         .def_ro("limits", &Engine::limits);

@@ -15,6 +15,7 @@
 #ifndef COLIBRI_COLIBRI_H
 #define COLIBRI_COLIBRI_H
 
+#include "colibri/backend.h"
 #include "colibri/engine.h"
 #include "colibri/image.h"
 #include "colibri/kernels.h"

@@ -17,7 +17,9 @@ typedef struct colibri_engine {
 /* Plans and carves the regions; the given memory is the engine's until it is used for another.
  * image, its storage and the platform's members must outlive the engine.
  * Errors: those of colibri_plan, ALIGNMENT, FP_ENV, STORAGE (weights LOADED),
- * UNSUPPORTED when weights are MAPPED and the storage cannot map. */
+ * UNSUPPORTED when weights are MAPPED and the storage cannot map (where 7), or when experts are bound and
+ * this build leaves backends out (where 8). Bindings: ARGUMENT with have = index of a wrong one (where 6),
+ * BACKEND when a backend refuses an expert. */
 colibri_status colibri_init(colibri_engine *engine, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
@@ -35,7 +37,8 @@ typedef struct colibri_batch {
     uint64_t logits_floats;        /* capacity */
 } colibri_batch;
 
-/* All or nothing: a failed call leaves every sequence at the length it had. In a model with recurrent
+/* Errors: those that mend the call, NONFINITE, and BACKEND when a bound expert failed: the call may be repeated.
+ * All or nothing: a failed call leaves every sequence at the length it had. In a model with recurrent
  * states (short convolutions), a call that fails after its first step breaks the sequences it held:
  * they answer BROKEN until they are reset. */
 colibri_status colibri_infer(colibri_engine *engine, const colibri_batch *batch, colibri_error *error);

@@ -48,7 +48,12 @@ typedef enum colibri_event_kind {
     COLIBRI_EVENT_EXPERT = 5, /* index: expert; count: tokens; bytes, work: as MATMUL, all matrices */
     COLIBRI_EVENT_ROUTE = 6,  /* index: expert; count: rank << 16 | token of the step; bytes: bits of the weight */
     COLIBRI_EVENT_VECTOR = 7, /* element-wise work; bytes: activations touched */
-    COLIBRI_EVENT_READ = 8    /* storage read; bytes */
+    COLIBRI_EVENT_READ = 8,   /* storage read; bytes */
+    /* experts bound to a backend, index: expert */
+    COLIBRI_EVENT_BACKEND_COPY = 9,   /* bytes between memory and device: a call's inputs and outputs, or at
+                                       * bind (count 0) the weights */
+    COLIBRI_EVENT_BACKEND_START = 10, /* a call begins; count, bytes, work: as EXPERT */
+    COLIBRI_EVENT_BACKEND_WAIT = 11   /* the call has been waited for */
 } colibri_event_kind;
 
 typedef struct colibri_event {
@@ -61,6 +66,7 @@ typedef struct colibri_event {
 } colibri_event;
 
 typedef struct colibri_kernels colibri_kernels; /* kernels.h */
+typedef struct colibri_binding colibri_binding; /* backend.h */
 
 /* Everything optional: zero it, set struct_bytes. */
 typedef struct colibri_platform {
@@ -72,6 +78,9 @@ typedef struct colibri_platform {
     void *yield_context;
     void (*trace)(void *context, const colibri_event *event); /* free when NULL */
     void *trace_context;
+    const colibri_binding *bindings; /* experts that a backend computes, ascending by layer, then expert */
+    uint32_t binding_count;
+    uint32_t reserved_2;
 } colibri_platform;
 
 #ifdef __cplusplus

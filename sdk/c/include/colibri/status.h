@@ -37,8 +37,10 @@ typedef enum colibri_status {
     COLIBRI_ERR_UNSUPPORTED = 47, /* valid, but this build lacks the part; where: offset of the field, or
                                    * layer << 16 | role, have: type, or weight order << 8 */
 
-    /* the storage: retry, or replace the medium */
+    /* the storage or a device: retry, or replace it */
     COLIBRI_ERR_STORAGE = 60,   /* a read failed; where: low 32 bits of the offset */
+    COLIBRI_ERR_BACKEND = 61,   /* a backend refused or failed an expert; where: layer << 16 | expert,
+                                 * have: what it returned (backend.h) */
 
     /* the numbers */
     COLIBRI_ERR_NONFINITE = 80, /* NaN or infinity in router scores or logits; where: layer or row */

@@ -69,4 +69,5 @@ const colibri_platform port_platform = {
     .kernels = NULL, /* the reference; or the table of your core's kernels */
     .yield = port_yield,
     .trace = NULL,
+    .bindings = NULL, /* experts for an NPU or FPGA: backend.h, and "Binding an accelerator" in the guide */
 };

@@ -11,6 +11,7 @@ Read in this order: `model` (what a file may say), `loader` (board + SoC → `Bo
 
 from colibri.boards.loader import check_board_file, list_boards, load_board
 from colibri.boards.model import (
+    Accelerator,
     Board,
     Budgets,
     Core,
@@ -29,6 +30,7 @@ from colibri.boards.schema import board_schema
 from colibri.errors import BoardError, Problem
 
 __all__ = [
+    "Accelerator",
     "Board",
     "BoardError",
     "Budgets",

@@ -202,6 +202,22 @@ class Storage(_Table):
         return [(point.block_bytes, point.read_Bps) for point in self.points]
 
 
+class Accelerator(_Table):
+    """A device that experts can be bound to, with memory of its own.
+
+    Time for a call: start_us + bytes / dma_Bps + the larger of weights / read_Bps and
+    multiply-adds / macs_per_s.
+    """
+
+    name: Word = Field(description="as --bind calls it")
+    memory_bytes: Size = Field(description="for weights of bound experts and working space")
+    macs_per_s: Figure = Field(description="int8 multiply-adds a second, with the contract's bits")
+    read_Bps: Figure = Field(description="what it reads of its own memory, bytes a second")
+    dma_Bps: Figure = Field(description="between main memory and its own, bytes a second")
+    start_us: Figure | None = Field(default=None, description="fixed cost of a call")
+    source: Text = Field(description="who declares the device and its memory")
+
+
 class Firmware(_Table):
     """How programs are built and placed; which keys apply depends on the board's `os`."""
 
@@ -301,6 +317,7 @@ class Board(_Table):
     cores: list[Core] = Field(min_length=1)
     regions: list[Region] = Field(min_length=1)
     storage: list[Storage] = []
+    accelerator: Accelerator | None = None
     firmware: Firmware
     budgets: Budgets = Budgets()
 

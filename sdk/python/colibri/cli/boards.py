@@ -14,7 +14,15 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from colibri.boards import Board, Figure, Region, check_board_file, list_boards, load_board
+from colibri.boards import (
+    Accelerator,
+    Board,
+    Figure,
+    Region,
+    check_board_file,
+    list_boards,
+    load_board,
+)
 from colibri.boards.schema import board_schema, schema_text
 from colibri.cli.common import VERBATIM, JsonOption, command, console, emit_json, note, table
 from colibri.errors import EXIT_BAD_INPUT, BoardError, Problem
@@ -183,6 +191,17 @@ def _source_table(board: Board) -> Table:
     return sources
 
 
+def _accelerator_sources(device: Accelerator) -> Iterator[tuple[str, str, str, str]]:
+    size = format_bytes(device.memory_bytes)
+    yield f"{device.name} memory", size, "declared", device.source
+    macs = device.macs_per_s
+    yield f"{device.name} multiply-adds", f"{macs.value / 1e9:g} G/s", macs.cls, macs.source
+    for what, figure in (("read", device.read_Bps), ("DMA", device.dma_Bps)):
+        yield f"{device.name} {what}", _speed(figure.value), figure.cls, figure.source
+    if device.start_us:
+        yield _figure(f"{device.name} start of a call", device.start_us, "us")
+
+
 def _sources(board: Board) -> Iterator[tuple[str, str, str, str]]:
     """(number, value, class, source) of everything the board file says."""
     for core in board.cores:
@@ -195,6 +214,8 @@ def _sources(board: Board) -> Iterator[tuple[str, str, str, str]]:
             yield number, _speed(point.read_Bps), point.cls, point.source
         if store.latency_us:
             yield _figure(f"{store.name} latency", store.latency_us, "us")
+    if board.accelerator:
+        yield from _accelerator_sources(board.accelerator)
     if board.os == "linux":
         firmware = board.firmware
         kept = format_bytes(firmware.os_reserve_bytes)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,6 +35,10 @@ from colibri.cli.requests import (
 from colibri.errors import EXIT_DOES_NOT_FIT
 from colibri.generate import DEFAULT_NEW_TOKENS
 
+if TYPE_CHECKING:
+    from colibri.boards import Board
+    from colibri.image import Image
+
 app = command("Run an image inside a board's memory, storage and time.")
 
 MachineOption = Annotated[
@@ -46,6 +50,14 @@ MachineOption = Annotated[
 EngineOption = Annotated[
     Literal["auto", "unicorn", "qemu"],
     typer.Option("--engine", help="What emulates the CPU, with --machine cpu."),
+]
+BindOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--bind",
+        metavar="NAME=EXPERTS[@LAYERS]",
+        help="Experts for the board's accelerator, as in npu=0-3 or npu=0,5@1-2 or npu=all.",
+    ),
 ]
 
 
@@ -65,6 +77,7 @@ def emulate(
     seed: SeedOption = 0,
     workers: WorkersOption = 1,
     kernels: KernelsOption = "auto",
+    bind: BindOption = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Check every weight: always done.")
     ] = True,
@@ -83,8 +96,9 @@ def emulate(
     from colibri_emulator.cpu import run_cpu
     from colibri_emulator.twin import run_twin
 
-    _refuse_contradiction(machine, engine, kernels)
+    _refuse_contradiction(machine, engine, kernels, bind)
     opened, loaded = Image(image), load_board(board)
+    bound = _bound(opened, loaded, bind or [])
     request = build_request(
         opened,
         prompt=prompt,
@@ -105,7 +119,13 @@ def emulate(
         else:
             step = begin(max_new_tokens)
             report = run_twin(
-                opened, loaded, request, planned, kernels=kernels, on_token=lambda _: step(1)
+                opened,
+                loaded,
+                request,
+                planned,
+                kernels=kernels,
+                bound=bound,
+                on_token=lambda _: step(1),
             )
     if as_json:
         emit_json(report.to_json())
@@ -118,10 +138,33 @@ def emulate(
         raise typer.Exit(EXIT_DOES_NOT_FIT)
 
 
-def _refuse_contradiction(machine: str, engine: str, kernels: str) -> None:
+def _bound(image: Image, board: Board, options: list[str]) -> tuple[tuple[int, int], ...]:
+    """The experts of all --bind options, each once."""
+    from colibri.accelerator import bound_experts
+
+    found: set[tuple[int, int]] = set()
+    for option in options:
+        name, equals, experts = option.partition("=")
+        device = board.accelerator
+        if not equals:
+            raise typer.BadParameter("write NAME=EXPERTS, as in npu=0-3", param_hint="--bind")
+        if device is None or device.name != name:
+            has = f"its accelerator is '{device.name}'" if device else "it has no accelerator"
+            raise typer.BadParameter(
+                f"board {board.id} has no '{name[:40]}': {has}", param_hint="--bind"
+            )
+        found.update(bound_experts(image, experts))
+    return tuple(sorted(found))
+
+
+def _refuse_contradiction(machine: str, engine: str, kernels: str, bind: list[str] | None) -> None:
     """Options of the other machine would be ignored; that must not go unsaid."""
     if machine == "native" and engine != "auto":
         raise typer.BadParameter("is for --machine cpu", param_hint="--engine")
+    if machine == "cpu" and bind:
+        raise typer.BadParameter(
+            "is for --machine native; firmware binds no experts", param_hint="--bind"
+        )
     if machine == "cpu" and kernels != "auto":
         raise typer.BadParameter(
             "is for --machine native; firmware has the kernels of its target",
