@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cases of attend. Scores stay finite, as everything in a model does that is not an error already. */
+#include <string.h>
+
 #include "../kernels/ref/ref.h"
 #include "../src/bytes.h"
 #include "colibri/image.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cases of matmul. The reference always reads row-contiguous weights, the table those of the order under test, so
  * that an order is held to its meaning and not to another reader of it. */
+#include <string.h>
+
 #include "../kernels/ref/ref.h"
 #include "../src/bytes.h"
 #include "colibri/image.h"

@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "run.h"
 
+#include <string.h>
+
 #include "../src/bytes.h"
 #include "colibri/image.h"
 

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Cases of quantize, rms_norm and silu_gate. */
+#include <string.h>
+
 #include "../kernels/ref/ref.h"
 #include "../src/bytes.h"
 #include "colibri/image.h"
