@@ -356,5 +356,5 @@ def test_table_that_does_not_fit_is_refused() -> None:
     board = load_board("qemu-virt-riscv64v")
     with pytest.raises(BuildError, match=r"cannot run 'rvv' when built for riscv64 by gcc.*ref"):
         pick_table("riscv64", board.cores[0], "rvv", compiler="gcc")
-    with pytest.raises(BuildError, match="one of auto, ref, neon$"):
+    with pytest.raises(BuildError, match=r"one of auto, ref, neon$"):
         pick_table("aarch64", load_board("qemu-virt-aarch64-2gb").cores[0], "neon-dot")
