@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,7 @@ from colibri.pack import pack
 from colibri.planner import plan
 from colibri.sampling import Sampling
 from colibri_emulator import machine as machines
+from colibri_emulator import qemu_engine
 from colibri_emulator.build_firmware import Firmware, build_firmware
 from colibri_emulator.machine import Machine, Result, pick_machine
 from colibri_emulator.mailbox import TOKENS, Request
@@ -167,19 +169,16 @@ def test_thumb_is_counted_like_qemu_counts_it(
 def test_aarch64_starts_from_every_exception_level(
     options: str, firmware: Build, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from colibri_emulator.qemu_engine import QemuMachine
-
     machine = machine_for(A53, "qemu", "zig")
-    assert isinstance(machine, QemuMachine)
     made = firmware(A53, machine.target, "zig")
     plain = machine.run(made, request(prompt[:2], max_new_tokens=1))
-    command = machine._command
+    run_bare = qemu_engine.run_bare
 
-    def with_options(*arguments: object) -> list[str]:
-        words = command(*arguments)  # type: ignore[arg-type]
-        return [f"virt,{options}" if word == "virt" else word for word in words]
+    def with_options(command: list[str], *rest: Any, **named: Any) -> qemu_engine.BareRun:
+        words = [f"virt,{options}" if word == "virt" else word for word in command]
+        return run_bare(words, *rest, **named)
 
-    monkeypatch.setattr(machine, "_command", with_options)
+    monkeypatch.setattr(qemu_engine, "run_bare", with_options)
     other = machine.run(made, request(prompt[:2], max_new_tokens=1))
     assert other.ok
     assert other.logits_crc32 == plain.logits_crc32
