@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from colibri import Engine, Image
-from colibri.bench.machine import facts
+from colibri.bench.machine import busy, facts
 from colibri.bench.measure import Bench
 from colibri.bench.synthetic import Synthetic, make_synthetic
 from colibri.bench.trace import run_traced
@@ -128,7 +128,8 @@ def take_turns(
         advance = bar(len(programs) * given.rounds * len(given.threads))
         for round_number in range(given.rounds):
             for count in given.threads:
-                for program, (interpreter, script) in programs.items():
+                turns = list(programs.items())[:: 1 if round_number % 2 == 0 else -1]
+                for program, (interpreter, script) in turns:
                     logits = folder / f"{program}.npy" if round_number == 0 else None
                     job = {"model": str(files[program]), "threads": count, "seed": given.seed,
                            "prompts": given.prompts, "new": given.new, "kernels": given.kernels,
@@ -177,13 +178,14 @@ def _figures(runs: dict[str, list[dict[str, Any]]], prompts: list[int]) -> dict[
         ]
     for key in ("first_token_s", "own_memory_bytes", "peak_rss_bytes"):
         rates[key] = [[r[key] for r in each] for each in runs.values()]
-    return {
-        key: {
-            "colibri": _short(statistics.median(ours)),
-            "llama_cpp": _short(statistics.median(theirs)),
-            "ratio": _short(statistics.median(a / b for a, b in zip(ours, theirs, strict=True))),
-        } for key, (ours, theirs) in rates.items()
-    }  # fmt: skip
+    found = {}
+    for key, (ours, theirs) in rates.items():
+        shown = int if key.endswith("bytes") else _short
+        ratio = statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+        found[key] = {"colibri": shown(statistics.median(ours)),
+                      "llama_cpp": shown(statistics.median(theirs)),
+                      "ratio": _short(ratio)}  # fmt: skip
+    return found
 
 
 def _short(value: float) -> float:
@@ -228,7 +230,8 @@ def main() -> int:
     given = arguments()
     if given.folder:
         given.folder.mkdir(parents=True, exist_ok=True)
-    models = []
+    models: list[dict[str, Any]] = []
+    machine = facts()
     try:
         python = environment(given.environment)
         for name in given.models or MODELS:
@@ -248,10 +251,12 @@ def main() -> int:
     except (ColibriError, OSError, subprocess.CalledProcessError) as error:
         note(f"error: {error}", style="bold red", markup=False)
         return 2
+    if said := busy(machine):
+        note(said, style="yellow")
     if given.json:
         settings = {"prompts": given.prompts, "new": given.new, "rounds": given.rounds,
                     "seed": given.seed, "kv": "f16"}  # fmt: skip
-        emit_json({"kind": "measured", "machine": facts(), "settings": settings, "models": models})
+        emit_json({"kind": "measured", "machine": machine, "settings": settings, "models": models})
     return 0
 
 

@@ -26,7 +26,7 @@ def main() -> None:
     first = time.perf_counter() - begin
     engine.reset()
     engine.infer(tokens[:longest])  # every page is there now
-    prefill, decode, logits = {}, 0.0, None
+    prefill, decode, logits = {}, 0.0, np.zeros(0, np.float32)
     for prompt in job["prompts"]:
         engine.reset()
         prefill[prompt] = engine.core.time_infer(tokens[:prompt], prompt).sum()

@@ -68,7 +68,7 @@ def main() -> None:
     first = time.perf_counter() - begin
     llama.reset()
     llama.infer(tokens[:longest])  # every page is there now
-    prefill, decode, logits = {}, 0.0, None
+    prefill, decode, logits = {}, 0.0, np.zeros(0, np.float32)
     for prompt in job["prompts"]:
         llama.reset()
         begin = time.perf_counter()

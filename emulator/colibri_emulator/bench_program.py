@@ -83,6 +83,8 @@ _A64, _RV64 = "aarch64-linux-musl", "riscv64-linux-musl"
 _ALL = (
     Cpu("cortex-m33", "cortex-m33", ("qemu-system-arm", "-M", "mps2-an505"),
         frozenset({"dsp"}), Memory(0x10000000, 4 * _MIB, 0x38000000, 4 * _MIB)),
+    Cpu("cortex-m4", "cortex-m4", ("qemu-system-arm", "-M", "mps2-an386"),
+        frozenset({"dsp"}), Memory(0, 4 * _MIB, 0x20000000, 4 * _MIB)),
     Cpu("cortex-m7", "cortex-m7", ("qemu-system-arm", "-M", "mps2-an500"),
         frozenset({"dsp"}), Memory(0, 4 * _MIB, 0x20000000, 4 * _MIB)),
     Cpu("cortex-m55", "cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"),
@@ -201,6 +203,7 @@ def _linker_script(name: str, memory: Memory) -> str:
         code_start=f"{memory.code:#x}",
         code_limit=f"{memory.code + memory.code_bytes:#x}",
         stack_bytes=f"{_STACK:#x}",
+        core_stacks_bytes=0,
         firmware_limit=f"{data_end:#x}",
         model_base=0,
         model_bytes=0,
@@ -247,7 +250,8 @@ def run_program(
 def _run_linux(cpu: Cpu, elf: Path, arguments: Sequence[int], timeout: float) -> ProgramResult:
     with tempfile.TemporaryDirectory(prefix="cq-") as name:
         log = Path(name) / "log"
-        command = [*cpu.qemu, *counting(cpu.program, log), str(elf), *map(str, arguments)]
+        words = [f"{argument:08x}" for argument in arguments]
+        command = [*cpu.qemu, *counting(cpu.program, log), str(elf), *words]
         try:
             done = subprocess.run(
                 command, capture_output=True, text=True, timeout=timeout, check=False
@@ -261,4 +265,4 @@ def _run_linux(cpu: Cpu, elf: Path, arguments: Sequence[int], timeout: float) ->
             raise ProgramFaultError(f"{cpu.name}: ended by {number}. {told}", file=elf)
         if done.returncode or len(words) != RESULTS:
             raise EmulateError(f"{cpu.name}: {told or f'exit code {done.returncode}'}", file=elf)
-        return ProgramResult(tuple(map(int, words)), read_count(log))
+        return ProgramResult(tuple(int(word, 16) for word in words), read_count(log))

@@ -179,7 +179,10 @@ class _Build:
 
     def bare_metal(self, layout: Layout) -> None:
         """ELF, map and library for the board's memory map."""
-        firmware = data_path("emulator", "firmware")
+        firmware, smp = (
+            data_path("emulator", "firmware"),
+            data_path("sdk", "c", "ports", "baremetal"),
+        )
         script = self.folder / "board.ld"
         script.write_text(linker_script(self.board, layout), "utf-8")
         generated = self.folder / "board.c"
@@ -187,8 +190,8 @@ class _Build:
         start = [Source(firmware / name, _start_flags(name)) for name in self.compiler.target.start]
         own = [Source(firmware / name) for name in ("start_common.c", "mem.c")]
         runner = Source(firmware / "runner.c", self._choice())
-        sources = [*start, *own, runner, Source(generated)]
-        objects = [*self._compile(sources, [firmware]), *self._runtime()]
+        sources = [*start, *own, runner, Source(generated), Source(smp / "smp_pool.c")]
+        objects = [*self._compile(sources, [firmware, smp]), *self._runtime()]
         self.compiler.link(
             objects, script, self.folder / "firmware.elf", self.folder / "firmware.map"
         )

@@ -35,6 +35,20 @@ class KernelTable:
 
 REF = KernelTable("ref", "ref", "colibri_kernels_ref", ())
 
+DSP = KernelTable(
+    "dsp", "dsp", "colibri_kernels_dsp",
+    ("cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55"), ("dsp",),
+)  # fmt: skip
+# Helium's float lanes only here, where they are written out: a vectoriser would use them anywhere.
+# Unscheduled, the order of the sources stays, and fits the eight vector registers.
+MVE = KernelTable(
+    "mve", "mve", "colibri_kernels_mve", ("cortex-m55",), ("mve",),
+    zig=("-mcpu=cortex_m55+mve_fp+fp_armv8d16sp", "-fno-vectorize", "-fno-slp-vectorize",
+         "-mllvm", "-enable-misched=false"),
+    gcc=("-mcpu=cortex-m55", "-fno-tree-vectorize", "-fno-schedule-insns"),
+    files=("*.c", "../dsp/attend.c"),
+)  # fmt: skip
+
 _AARCH64 = ("aarch64", "aarch64-linux-musl")
 _NEON = ("vector.c", "attend.c", "floats.c")
 
@@ -42,6 +56,8 @@ _NEON = ("vector.c", "attend.c", "floats.c")
 # GCC 12 has no RISC-V vectors.
 TABLES: tuple[KernelTable, ...] = (
     REF,
+    DSP,
+    MVE,
     KernelTable("neon", "neon", "colibri_kernels_neon", _AARCH64, ("neon",),
                 files=(*_NEON, "plain.c")),
     KernelTable("neon-dot", "neon", "colibri_kernels_neon_dot", _AARCH64, ("neon", "dotprod"),

@@ -5,9 +5,10 @@ One answer for the planner, the twin and the linker script, so that a plan made 
 the plan that the firmware makes.
 
     code_region   | (code_offset) code and constants, CODE_BYTES at most | ...
-    data_region   | stack_bytes + reserve_bytes: the application's RAM | engine ...
+    data_region   | stacks + reserve_bytes: the application's RAM | engine ...
     model_region  | ... what the code and the application take | image | engine, when it is RAM
 
+There is a stack of `stack_bytes` for each core that firmware can use (`Board.firmware_cores`).
 Where code and data share a region, the application's part starts at code_offset and holds both.
 """
 
@@ -46,7 +47,8 @@ class Layout:
     code_limit: int
     data_start: int
     data_limit: int
-    stack_bytes: int
+    stack_bytes: int  # of each core
+    core_stacks_bytes: int  # of all cores but the first
     model_base: int
     model_bytes: int
     logits_base: int
@@ -113,7 +115,9 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
     code.start = code_start
     if not shared:
         code.take(CODE_BYTES, 1, "code")
-    data_start = data.take(fw.stack_bytes + fw.reserve_bytes, 1 if shared else ALIGNMENT, "data")
+    core_stacks = fw.stack_bytes * (board.firmware_cores - 1)
+    own = fw.stack_bytes + core_stacks + fw.reserve_bytes
+    data_start = data.take(own, 1 if shared else ALIGNMENT, "data")
     data_limit = data.start
     logits_bytes = _align_up(vocabulary * 4, ALIGNMENT)
     inside = fw.reserve_bytes - STATIC_BYTES - (CODE_BYTES if shared else 0)
@@ -131,6 +135,7 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
         data_start=data_start,
         data_limit=data_limit,
         stack_bytes=fw.stack_bytes,
+        core_stacks_bytes=core_stacks,
         model_base=model_base,
         model_bytes=image_bytes,
         logits_base=logits_base,

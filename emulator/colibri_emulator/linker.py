@@ -9,6 +9,7 @@ from colibri._data import data_path
 from colibri.boards import Board
 from colibri_emulator.layout import Layout
 
+_PSCI = {None: 0, "hvc": 1, "smc": 2}  # sdk/c/ports/baremetal/psci_aarch64.h
 _PROFILES = {"small": "COLIBRI_PROFILE_SMALL", "wide": "COLIBRI_PROFILE_WIDE"}
 
 
@@ -30,6 +31,7 @@ def linker_script(board: Board, layout: Layout) -> str:
         code_start=f"{layout.code_start:#x}",
         code_limit=f"{layout.code_limit:#x}",
         stack_bytes=f"{layout.stack_bytes:#x}",
+        core_stacks_bytes=f"{layout.core_stacks_bytes:#x}",
         firmware_limit=f"{layout.data_limit:#x}",
         model_base=f"{layout.model_base:#x}",
         model_bytes=f"{layout.model_bytes:#x}",
@@ -65,6 +67,8 @@ const void *const colibri_board_model = (const void *){layout.model_base:#x}u;
 const uint64_t colibri_board_model_bytes = {layout.model_bytes:#x}u;
 float *const colibri_board_logits = (float *){layout.logits_base:#x}u;
 const uint32_t colibri_board_logits_floats = {vocabulary}u;
+const uint32_t colibri_board_cores = {board.firmware_cores}u;
+const int colibri_board_psci = {_PSCI[board.firmware.psci]};
 
 const colibri_board_ram colibri_board_memory[] = {{
 {memory}

@@ -57,6 +57,7 @@ class Result:
 
     `status` is 0 when all went well, else the colibri_status of `stage`, with its error's
     `where`, `have`, `need`.  `instructions` is None where an engine cannot count exactly.
+    `stack_bytes` is each core's, `stack_high_water` that of the core that used most.
     """
 
     engine: str
@@ -74,6 +75,7 @@ class Result:
     instructions: int | None
     fault: Fault | None
     notes: tuple[str, ...]
+    cores: int = 1
 
     @property
     def ok(self) -> bool:
@@ -95,11 +97,11 @@ class Machine(Protocol):
         """Runs one request to its end."""
 
 
-def pick_machine(board: Board, prefer: EngineName | None = None) -> Machine:
+def pick_machine(board: Board, prefer: EngineName | None = None, *, workers: int = 1) -> Machine:
     """The engine that can run a board's firmware.
 
     Unicorn comes first: its memory map is exactly the board's.  QEMU takes what Unicorn lacks
-    (Helium, Linux executables), or what is asked for.
+    (Helium, several cores, Linux executables), or what is asked for.
 
     Raises
     ------
@@ -108,6 +110,8 @@ def pick_machine(board: Board, prefer: EngineName | None = None) -> Machine:
     """
     if board.os == "linux":
         return _linux_machine(board, prefer)
+    if workers > 1:
+        prefer = _check_cores(board, prefer, workers)
     missing = []
     if prefer in (None, "unicorn") and board.firmware.unicorn_cpu:
         if find_spec("unicorn") is not None:
@@ -129,6 +133,25 @@ def pick_machine(board: Board, prefer: EngineName | None = None) -> Machine:
         field="firmware",
         hint=f"the board file offers {', '.join(offered)}" if offered else "use --machine native",
     )
+
+
+def _check_cores(board: Board, prefer: EngineName | None, workers: int) -> EngineName:
+    """More than one worker needs firmware that starts cores, and an engine that has them."""
+    cores = board.firmware_cores
+    if workers > cores:
+        why = "" if board.firmware.psci else ": its board file names no psci to start others with"
+        raise EmulateError(
+            f"firmware for {board.id} works on {cores} core{'s' * (cores > 1)}, not {workers}{why}",
+            field="workers",
+            hint=f"--workers {cores}; --machine native predicts with more",
+        )
+    if prefer == "unicorn":
+        raise EmulateError(
+            f"Unicorn emulates one core, not {workers}",
+            field="workers",
+            hint="--engine qemu, or --workers 1: the tokens and bits are the same",
+        )
+    return "qemu"
 
 
 def _linux_machine(board: Board, prefer: EngineName | None) -> Machine:
@@ -156,7 +179,7 @@ def run_on_cpu(
 
     The firmware's files are gone afterwards; its record (sizes, layout) is returned.
     """
-    machine = pick_machine(board, prefer)
+    machine = pick_machine(board, prefer, workers=request.workers)
     with tempfile.TemporaryDirectory(prefix="colibri-") as folder:
         firmware = build_firmware(
             board,
@@ -206,4 +229,5 @@ def result_from_mailbox(firmware: Firmware, box: Mailbox, ending: Ending) -> Res
         instructions=ending.instructions,
         fault=ending.fault,
         notes=ending.notes,
+        cores=box.cores,
     )

@@ -12,12 +12,13 @@ from colibri._core import MAX_BUFFERS, MAX_REGIONS
 from colibri.errors import EmulateError
 
 MAGIC = 0x4D42434C
-VERSION = 1
+VERSION = 2
 TOKENS = 1024
 
 GENERATE, SELFTEST = 1, 2
 WAITING, RUNNING, DONE, FAULT = range(4)
-STAGES = ("", "request", "open", "plan", "init", "infer", "sample", "selftest", "end")
+STAGES = ("", "request", "open", "plan", "init", "infer", "sample", "selftest", "end",
+          "cores")  # fmt: skip
 STACK_PAINT = 0xC0113B21  # start_common.c
 KV_TYPES = {"f32": 1, "f16": 2, "q8": 4}
 
@@ -47,7 +48,7 @@ class Mailbox(ctypes.LittleEndianStructure):
         ("buffer_count", _u32), ("total_bytes", _u64),
         ("used", _u64 * MAX_REGIONS), ("high_water", _u64 * MAX_REGIONS),
         ("buffers", Buffer * MAX_BUFFERS),
-        ("stack_bytes", _u64), ("stack_high_water", _u64),
+        ("stack_bytes", _u64), ("stack_high_water", _u64), ("cores", _u32), ("zero", _u32),
         ("fault_cause", _u64), ("fault_address", _u64), ("fault_pc", _u64),
         ("tokens", _u32 * TOKENS),
     ]  # fmt: skip

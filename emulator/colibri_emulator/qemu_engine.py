@@ -31,6 +31,8 @@ from colibri_emulator.native import native_library
 from colibri_emulator.symbols import Program
 
 _PROGRAMS = {
+    "cortex-m4": "qemu-system-arm",
+    "cortex-m7": "qemu-system-arm",
     "cortex-m33": "qemu-system-arm",
     "cortex-m55": "qemu-system-arm",
     "aarch64": "qemu-system-aarch64",
@@ -87,6 +89,28 @@ class QemuMachine:
         """Runs one request to its end or to a fault."""
         assert firmware.layout is not None
         program = Program(firmware.elf)
+        run = run_bare(
+            self._command(request),
+            program,
+            {
+                firmware.layout.model_base: firmware.model,
+                program.address("colibri_mailbox"): request.pack(),
+            },
+            # The count is not atomic over cores.
+            code=(firmware.layout.code_start, firmware.layout.code_limit)
+            if request.workers <= 1
+            else None,
+            timeout=self._timeout,
+        )
+        notes = self.notes
+        if run.box.cores > 1:
+            cores = run.box.cores
+            notes += (f"{cores} cores were at work; instructions are not counted over several",)
+        ending = Ending(self.name, run.instructions, fault_of(run.box, program), notes)
+        return result_from_mailbox(firmware, run.box, ending)
+
+    def _command(self, request: Request) -> list[str]:
+        """QEMU with the board's machine."""
         fw = self._board.firmware
         command = [qemu_program(self._board), "-M", fw.qemu_machine or ""]
         if fw.qemu_machine in _SIZED:
@@ -94,18 +118,9 @@ class QemuMachine:
             command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
             if "rvv" in self._board.cores[0].features:
                 command += ["-cpu", _VECTOR_CPU]
-        run = run_bare(
-            command,
-            program,
-            {
-                firmware.layout.model_base: firmware.model,
-                program.address("colibri_mailbox"): request.pack(),
-            },
-            code=(firmware.layout.code_start, firmware.layout.code_limit),
-            timeout=self._timeout,
-        )
-        ending = Ending(self.name, run.instructions, fault_of(run.box, program), self.notes)
-        return result_from_mailbox(firmware, run.box, ending)
+        if request.workers > 1:
+            command += ["-smp", str(self._board.firmware_cores)]
+        return command
 
 
 @dataclass(frozen=True)
@@ -122,7 +137,7 @@ def run_bare(
     program: Program,
     loads: Mapping[int, Path | bytes],
     *,
-    code: tuple[int, int],
+    code: tuple[int, int] | None,
     timeout: float,
     symbol: str = "colibri_mailbox",
 ) -> BareRun:
@@ -136,8 +151,8 @@ def run_bare(
         What to run.
     loads : mapping
         Files or bytes that are in memory at reset, by address.
-    code : (int, int)
-        Instructions are counted in this range of addresses.
+    code : (int, int), optional
+        Instructions are counted in this range of addresses; None: not at all.
     timeout : float
         Seconds.
     symbol : str
@@ -146,12 +161,16 @@ def run_bare(
     # Beside other files of this run; a Unix socket's path has to be short.
     with tempfile.TemporaryDirectory(prefix="cq-") as name:
         folder = Path(name)
-        counted = f"from={code[0]:#x},to={code[1]:#x},until={program.address('colibri_done'):#x}"
+        count: Sequence[str] = ()
+        if code is not None:
+            span = f"from={code[0]:#x},to={code[1]:#x}"
+            until = f"until={program.address('colibri_done'):#x}"
+            count = counting(command[0], folder / "log", f"{span},{until}")
         full = [
             *(*command, *_QUIET, *_loaders(loads, folder)),
             *("-kernel", str(program.path)),
             *("-qmp", f"unix:{folder / 'qmp'},server=on,wait=off"),
-            *counting(command[0], folder / "log", counted),
+            *count,
         ]
         with _started(full, folder) as qmp:
             box = _wait(qmp, program, folder, timeout)

@@ -43,6 +43,13 @@ class Target:
 _ZIG_CORTEX_M = ("-target", "thumb-freestanding-eabihf", "-meabi", "gnu")
 
 TARGETS = {
+    "cortex-m4": Target(
+        zig=(*_ZIG_CORTEX_M, "-mcpu=cortex_m4+vfp4d16sp"),
+        gcc=("-mcpu=cortex-m4", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv4-sp-d16"),
+        gcc_prefix="arm-none-eabi-",
+        start=("start_cortex_m.c",),
+        entry="Reset_Handler",
+    ),
     "cortex-m7": Target(
         zig=(*_ZIG_CORTEX_M, "-mcpu=cortex_m7+fp_armv8d16sp"),
         gcc=("-mcpu=cortex-m7", "-mthumb", "-mfloat-abi=hard", "-mfpu=fpv5-sp-d16"),
@@ -68,7 +75,7 @@ TARGETS = {
         zig=("-target", "aarch64-freestanding-none", "-mcpu=cortex_a53"),
         gcc=("-mcpu=cortex-a53", "-mno-outline-atomics"),
         gcc_prefix="aarch64-linux-gnu-",
-        start=("start_aarch64.S", "mmu_aarch64.c"),
+        start=("start_aarch64.S", "mmu_aarch64.c", "cores_aarch64.c"),
         entry="_start",
     ),
     "riscv64": Target(

@@ -60,14 +60,21 @@ class _Cpu:
 
 
 _CPUS = {
-    "cortex-m33": _Cpu(
-        "cortex-m33",
-        unicorn.UC_ARCH_ARM,
-        unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS,
-        arm_const.UC_CPU_ARM_CORTEX_M33,
-        arm_const.UC_ARM_REG_PC,
-        _THUMB,
-    ),
+    **{
+        name: _Cpu(
+            name,
+            unicorn.UC_ARCH_ARM,
+            unicorn.UC_MODE_THUMB | unicorn.UC_MODE_MCLASS,
+            model,
+            arm_const.UC_ARM_REG_PC,
+            _THUMB,
+        )
+        for name, model in (
+            ("cortex-m4", arm_const.UC_CPU_ARM_CORTEX_M4),
+            ("cortex-m7", arm_const.UC_CPU_ARM_CORTEX_M7),
+            ("cortex-m33", arm_const.UC_CPU_ARM_CORTEX_M33),
+        )
+    },
     "cortex-a53": _Cpu(
         "aarch64",
         unicorn.UC_ARCH_ARM64,
@@ -125,6 +132,12 @@ class UnicornMachine:
                 f"the firmware is built for {firmware.target}, the machine runs {self.target}",
                 file=firmware.elf,
                 hint=f"build it for target {self.target}",
+            )
+        if request.workers > 1:
+            raise EmulateError(
+                f"Unicorn emulates one core, not {request.workers}",
+                field="workers",
+                hint="1 worker, or QEMU: the tokens and bits are the same",
             )
         session = _Session(self._board, self._cpu, firmware)
         box = session.program.address("colibri_mailbox")

@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #include "colibri/plan.h"
+#include "colibri/platform.h"
 
 typedef struct colibri_board_ram {
     uint64_t base;
@@ -20,6 +21,8 @@ extern const void *const colibri_board_model;
 extern const uint64_t colibri_board_model_bytes;
 extern float *const colibri_board_logits;
 extern const uint32_t colibri_board_logits_floats;
+extern const uint32_t colibri_board_cores; /* that the firmware can use; each has a stack */
+extern const int colibri_board_psci;       /* COLIBRI_PSCI_HVC, COLIBRI_PSCI_SMC, or 0 */
 
 /* Everything that behaves like memory, flash included: the MMU maps it as Normal. */
 extern const colibri_board_ram colibri_board_memory[];
@@ -27,10 +30,17 @@ extern const uint32_t colibri_board_memory_count;
 
 /* From the linker script. */
 extern uint32_t __stack_bottom[], __stack_top[];
+extern uint32_t __core_stacks[]; /* one as large for each further core, ending at __stack_bottom */
 
 void firmware_start(void);                    /* start-up code -> C */
 void firmware_run(void);                      /* the runner application */
 _Noreturn void colibri_done(void);           /* the end; an emulator stops here */
+
+/* A pool of this many cores, the calling one included; NULL where they are not to be had. */
+const colibri_pool *firmware_pool(uint32_t workers);
+extern uint32_t firmware_cores;           /* switched on so far, the first included */
+void firmware_paint_stack(uint32_t core); /* of a core that does not run yet: 1 .. */
+
 _Noreturn void firmware_fault(uintptr_t cause, uintptr_t address, uintptr_t pc);
 
 #endif

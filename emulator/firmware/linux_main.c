@@ -2,8 +2,10 @@
 /* The runner for boards with Linux: one request from the command line, results as JSON on stdout.
  *
  *   firmware.elf IMAGE 1,2,3 [name=value ...]
- *   names: max_new ignore_eos context batch workers kv temperature top_k top_p seed selftest
+ *   names: max_new ignore_eos context batch workers kv temperature top_k top_p seed selftest huge
  *
+ * huge=1 puts the image into huge pages; "pages" of the output says how much of it is there, and why
+ * not more.
  * Floats are given and kept as their 32 bits in decimal, so that no text conversion changes them. */
 #include <inttypes.h>
 #include <stdio.h>
@@ -15,10 +17,10 @@
 #include "colibri_posix.h"
 
 enum { MAX_NEW, IGNORE_EOS, CONTEXT, BATCH, WORKERS, KV, TEMPERATURE, TOP_K, TOP_P, SEED, SELFTEST,
-       SETTINGS };
+       HUGE, SETTINGS };
 static const char *const names[SETTINGS] = { "max_new", "ignore_eos", "context", "batch",
                                              "workers", "kv", "temperature", "top_k",
-                                             "top_p", "seed", "selftest" };
+                                             "top_p", "seed", "selftest", "huge" };
 
 typedef struct request {
     uint64_t value[SETTINGS];
@@ -193,7 +195,10 @@ static void print_json(const run *r, const request *q)
         printf("%s[%" PRIu32 ", %" PRIu64 ", %" PRIu64 "]", i ? ", " : "", b->kind, b->offset,
                b->bytes);
     }
-    printf("]}\n");
+    colibri_posix_pages pages;
+    colibri_posix_file_pages(&r->file, &pages);
+    printf("], \"pages\": [%" PRIu64 ", %" PRIu64 ", \"%s\"]}\n", pages.bytes, pages.huge_bytes,
+           pages.reason == NULL ? "" : pages.reason);
 }
 
 int main(int argc, char **argv)
@@ -206,7 +211,8 @@ int main(int argc, char **argv)
     if (read_settings(&q, argc - 3, argv + 3) || read_tokens(&q, argv[2])) {
         return 2;
     }
-    if (colibri_posix_open(&r.file, argv[1], COLIBRI_POSIX_MAP) != 0) {
+    int mode = q.value[HUGE] ? COLIBRI_POSIX_HUGE : COLIBRI_POSIX_MAP;
+    if (colibri_posix_open(&r.file, argv[1], mode) != 0) {
         return refuse("cannot open the image", argv[1]);
     }
     int bad = prepare(&r, &q);

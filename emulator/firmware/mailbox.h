@@ -10,7 +10,7 @@
 #include "colibri/plan.h"
 
 #define COLIBRI_MAILBOX_MAGIC 0x4D42434Cu /* "LCBM" */
-#define COLIBRI_MAILBOX_VERSION 1u
+#define COLIBRI_MAILBOX_VERSION 2u
 #define COLIBRI_MAILBOX_TOKENS 1024u /* prompt + generated */
 
 enum { COLIBRI_COMMAND_GENERATE = 1, COLIBRI_COMMAND_SELFTEST = 2 };
@@ -20,7 +20,7 @@ enum { COLIBRI_STATE_WAITING = 0, COLIBRI_STATE_RUNNING = 1, COLIBRI_STATE_DONE 
 /* The call that a status comes from. */
 enum { COLIBRI_STAGE_REQUEST = 1, COLIBRI_STAGE_OPEN = 2, COLIBRI_STAGE_PLAN = 3,
        COLIBRI_STAGE_INIT = 4, COLIBRI_STAGE_INFER = 5, COLIBRI_STAGE_SAMPLE = 6,
-       COLIBRI_STAGE_SELFTEST = 7, COLIBRI_STAGE_END = 8 };
+       COLIBRI_STAGE_SELFTEST = 7, COLIBRI_STAGE_END = 8, COLIBRI_STAGE_CORES = 9 };
 
 typedef struct colibri_mailbox_buffer {
     uint32_t kind;
@@ -62,8 +62,10 @@ typedef struct colibri_mailbox_layout {
     uint64_t used[COLIBRI_MAX_REGIONS];
     uint64_t high_water[COLIBRI_MAX_REGIONS];
     colibri_mailbox_buffer buffers[COLIBRI_MAX_BUFFERS];
-    uint64_t stack_bytes;
-    uint64_t stack_high_water;
+    uint64_t stack_bytes;      /* of each core */
+    uint64_t stack_high_water; /* of the core that used most */
+    uint32_t cores;            /* that were at work */
+    uint32_t zero;
     uint64_t fault_cause;  /* CFSR, ESR_EL1 or mcause */
     uint64_t fault_address;
     uint64_t fault_pc;

@@ -13,10 +13,11 @@
 #define NORMAL ((1ull << 10) | (3ull << 8) | (1ull << 2) | 1u)   /* access flag, inner shareable, MAIR 1 */
 #define TABLE 3u
 
-__attribute__((section(".tables"), aligned(4096))) static uint64_t level1[ENTRIES];
+#define level1 firmware_mmu_level1 /* further cores take it as it is */
+__attribute__((section(".tables"), aligned(4096))) uint64_t level1[ENTRIES];
 __attribute__((section(".tables"), aligned(4096))) static uint64_t level2[SPLIT_TABLES][ENTRIES];
 
-uint64_t *firmware_mmu_tables(void);
+void firmware_mmu_tables(void);
 
 static void fill_device(uint64_t *table, uint64_t base, uint64_t step)
 {
@@ -57,7 +58,7 @@ static void map_normal(uint64_t base, uint64_t end, uint32_t *tables)
     }
 }
 
-uint64_t *firmware_mmu_tables(void)
+void firmware_mmu_tables(void)
 {
     uint32_t tables = 0;
     fill_device(level1, 0, GIB);
@@ -65,5 +66,4 @@ uint64_t *firmware_mmu_tables(void)
         map_normal(colibri_board_memory[i].base,
                    colibri_board_memory[i].base + colibri_board_memory[i].size, &tables);
     }
-    return level1;
 }

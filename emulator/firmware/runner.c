@@ -22,6 +22,7 @@ static colibri_storage storage;
 static colibri_image image;
 static colibri_engine engine;
 static colibri_plan_result plan;
+static colibri_platform platform;
 
 static colibri_status stage(uint32_t number, colibri_status status, const colibri_error *error)
 {
@@ -67,6 +68,20 @@ static void report_plan(void)
     }
 }
 
+/* The other cores, when the request asks for them. */
+static colibri_status start_cores(void)
+{
+    uint32_t workers = colibri_mailbox.workers;
+    platform.struct_bytes = sizeof platform;
+    platform.kernels = &COLIBRI_BOARD_KERNELS;
+    if (workers <= 1) {
+        return stage(COLIBRI_STAGE_CORES, COLIBRI_OK, 0);
+    }
+    platform.pool = firmware_pool(workers);
+    colibri_error error = { COLIBRI_ERR_LIMIT, 4, workers, colibri_board_cores };
+    return stage(COLIBRI_STAGE_CORES, platform.pool != 0 ? COLIBRI_OK : COLIBRI_ERR_LIMIT, &error);
+}
+
 static colibri_status prepare(void)
 {
     colibri_error error = { 0 };
@@ -78,8 +93,6 @@ static colibri_status prepare(void)
                               .kv = colibri_mailbox.kv,
                               .profile = colibri_board_profile,
                               .weights = COLIBRI_WEIGHTS_MAPPED };
-    colibri_platform platform = { .struct_bytes = sizeof platform,
-                                  .kernels = &COLIBRI_BOARD_KERNELS };
     storage.struct_bytes = sizeof storage;
     storage.bytes = colibri_board_model_bytes;
     storage.map = map_model;
@@ -146,7 +159,7 @@ static void generate(void)
 void firmware_run(void)
 {
     colibri_error error = { 0 };
-    if (take_request() || prepare()) {
+    if (take_request() || start_cores() || prepare()) {
         return;
     }
     if (colibri_mailbox.command == COLIBRI_COMMAND_SELFTEST) {

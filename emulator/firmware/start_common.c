@@ -9,28 +9,59 @@ extern uint32_t __data_start[], __data_end[], __data_load[], __bss_start[], __bs
 
 __attribute__((section(".mailbox"), used)) volatile colibri_mailbox_layout colibri_mailbox;
 
-/* Below this frame only: what lies above is in use. */
-static void paint_stack(void)
+uint32_t firmware_cores;
+
+static uintptr_t stack_bytes(void)
 {
-    uintptr_t here = (uintptr_t)__builtin_frame_address(0);
-    for (uint32_t *word = __stack_bottom; (uintptr_t)word < here - 256u; word++) {
+    return (uintptr_t)__stack_top - (uintptr_t)__stack_bottom;
+}
+
+/* Lowest word of a core's stack; the first core has the last one. */
+static uint32_t *stack_of(uint32_t core)
+{
+    return core == 0 ? __stack_bottom : __core_stacks + (core - 1u) * (stack_bytes() / 4u);
+}
+
+static void paint(uint32_t *word, uintptr_t end)
+{
+    for (; (uintptr_t)word < end; word++) {
         *word = STACK_PAINT;
     }
 }
 
-static uint64_t stack_high_water(void)
+void firmware_paint_stack(uint32_t core)
 {
-    const uint32_t *word = __stack_bottom;
-    while (word < __stack_top && *word == STACK_PAINT) {
-        word++;
-    }
-    return (uint64_t)((uintptr_t)__stack_top - (uintptr_t)word);
+    paint(stack_of(core), (uintptr_t)stack_of(core) + stack_bytes());
 }
 
+static uintptr_t stack_high_water(uint32_t core)
+{
+    const uint32_t *bottom = stack_of(core);
+    uintptr_t clean = 0;
+    while (clean < stack_bytes() && bottom[clean / 4u] == STACK_PAINT) {
+        clean += 4u;
+    }
+    return stack_bytes() - clean;
+}
+
+/* Of the core that used most. */
 static void report_stack(void)
 {
-    colibri_mailbox.stack_bytes = (uint64_t)((uintptr_t)__stack_top - (uintptr_t)__stack_bottom);
-    colibri_mailbox.stack_high_water = stack_high_water();
+    uintptr_t most = 0;
+    for (uint32_t core = 0; core < firmware_cores; core++) {
+        uintptr_t used = stack_high_water(core);
+        most = used > most ? used : most;
+    }
+    colibri_mailbox.stack_bytes = stack_bytes();
+    colibri_mailbox.stack_high_water = most;
+    colibri_mailbox.cores = firmware_cores;
+}
+
+/* Targets with a way to start more cores bring their own. */
+__attribute__((weak)) const colibri_pool *firmware_pool(uint32_t workers)
+{
+    (void)workers;
+    return 0;
 }
 
 void firmware_start(void)
@@ -44,7 +75,8 @@ void firmware_start(void)
     for (uint32_t *word = __bss_start; word < __bss_end; word++) {
         *word = 0;
     }
-    paint_stack();
+    firmware_cores = 1;
+    paint(__stack_bottom, (uintptr_t)__builtin_frame_address(0) - 256u); /* above, it is in use */
     colibri_mailbox.state = COLIBRI_STATE_RUNNING;
     firmware_run();
     report_stack();

@@ -10,6 +10,7 @@ computed by transformers in float32 from the saved files:
                                last_logits_i (vocab)  experts_i, weights_i (layers, T, top_k)
                                greedy_i (48)  greedy_margin_i (48): logit of the choice less the runner-up's
     reference/valid_*.txt      held-out text of each domain
+    reference/calibration.txt  training text of all domains, 40,000 bytes each (colibri pack --calibrate)
     reference/perplexity.json  its perplexity: the text is tokenised whole, without added tokens, and cut
                                into windows of 512; in each, tokens 2 and on are predicted
     reference/experts.json     how often each expert is selected, by layer and domain
@@ -143,7 +144,7 @@ def prompts(model, routes, tokenizer, folder):
     return entries
 
 
-def held_out_text(documents, limit):
+def some_text(documents, limit):
     """Whole documents, in a mixed but fixed order, up to about `limit` bytes (the last one cut at a line end)."""
     order = np.random.default_rng(3).permutation(len(documents))
     text = ""
@@ -289,9 +290,12 @@ def main():
 
     for entry in prompts(model, routes, tokenizer, folder):
         print(f"--- {entry['domain']}: {entry['prompt']!r}\n    {entry['greedy_text']!r}")
+    (folder / "calibration.txt").write_text("".join(
+        some_text(json.loads((corpus / f"{domain}.train.json").read_text()), 40_000) for domain in DOMAINS),
+        encoding="utf-8", newline="")
     measured, used = {}, {}
     for domain in DOMAINS:
-        text = held_out_text(json.loads((corpus / f"{domain}.valid.json").read_text()), 40_000)
+        text = some_text(json.loads((corpus / f"{domain}.valid.json").read_text()), 40_000)
         (folder / f"valid_{domain}.txt").write_text(text, encoding="utf-8", newline="")
         measured[domain], used[domain] = perplexity(model, routes, tokenizer, text, config)
         print(domain, {k: round(v, 3) for k, v in measured[domain].items()})

@@ -21,6 +21,7 @@ from colibri.bench.trace import Work, routing_of, run_traced
 from colibri.engine import EVENT
 from colibri.errors import CheckpointError, EngineError, PackError
 from colibri.families import describe
+from colibri.image_format import Order
 from colibri.pack import pack
 from needs import need
 
@@ -80,6 +81,8 @@ def test_json_of_an_image(bench: Run, demo_image: Callable[[str], Path]) -> None
         assert set(each["prefill"]) == {"tok_s", "tok_s_least", "tok_s_most", "gmac_s",
                                         "share_of_int8_peak"}  # fmt: skip
         positive(each)
+    for reading in found["machine"]["read_bandwidth"].values():
+        assert reading.pop("prefetch_bytes") in machine.AHEAD  # 0 may be the best
     for name in ("read_bandwidth", "int8_peak", "cores"):
         positive(found["machine"][name], name)
     positive(found["start"])
@@ -221,20 +224,24 @@ def routing_kind(image: Image) -> Any:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_random_images_of_families(name: str, tmp_path: Path) -> None:
     """Valid, as large as a packed checkpoint tensor by tensor, finite, and routed as asked."""
-    uniform = made(name, tmp_path)
+    order = Order.TILES if FAMILIES.index(name) % 2 else Order.ROWS
+    uniform = made(name, tmp_path, order=order)
     uniform.verify()
     engine = Engine(uniform)
     engine.selftest()
     logits = engine.infer([1, 2, 3], all_logits=True)
     assert np.isfinite(logits).all()
     assert 0.1 < logits.std() < 10
-    pack(GOLDEN / name, tmp_path / "packed", quant="q4", selftest=lambda *_: (0, 0, 0))
+    pack(GOLDEN / name, tmp_path / "packed", quant="q4", order=order,
+         selftest=lambda *_: (0, 0, 0))  # fmt: skip
     packed = Image(tmp_path / "packed")
     assert uniform.config == packed.config
-    shapes = [[(t.layer, t.role, t.type, t.group, t.rows, t.columns) for t in image.tensors]
-              for image in (uniform, packed)]  # fmt: skip
+    shapes = [[t[:7] for t in image.tensors] for image in (uniform, packed)]  # up to columns
     assert shapes[0] == shapes[1]
-    even, sticky = routing_kind(uniform), routing_kind(made(name, tmp_path, routing="sticky"))
+    even, sticky = (
+        routing_kind(uniform),
+        routing_kind(made(name, tmp_path, routing="sticky", order=order)),
+    )
     assert (even.kind, sticky.kind) == ("uniform", "sticky")
     assert abs(even.same_as_previous - even.same_by_chance) < 0.1
     assert sticky.same_as_previous > even.same_as_previous + 0.2
@@ -260,21 +267,48 @@ def test_types_of_random_weights(quant: str, group: int | None, tmp_path: Path) 
 
 def codes_of(image: Image, tensor: Any) -> Any:
     """As docs/spec.md has them, section 4."""
+    if tensor.order == Order.TILES:
+        return codes_of_tiles(image, tensor)
     groups = -(-tensor.columns // tensor.group)
     data = np.frombuffer(image.read(tensor.offset, tensor.bytes), np.uint8)
     if tensor.type_name == "q8":
-        return data[: tensor.rows * groups * tensor.group].view(np.int8).reshape(tensor.rows, -1)
+        stored = data[: tensor.rows * groups * tensor.group].view(np.int8)
+        return stored.reshape(tensor.rows, groups * tensor.group)
     pairs = data[: tensor.rows * groups * tensor.group // 2].reshape(-1, tensor.group // 2)
     codes = np.concatenate([pairs & 15, pairs >> 4], axis=1).astype(np.int8) - 8
-    return codes.reshape(tensor.rows, -1)
+    return codes.reshape(tensor.rows, groups * tensor.group)
 
 
+def codes_of_tiles(image: Image, tensor: Any) -> Any:
+    """Byte by byte; rows after the last whole tile lie as in order 0."""
+    per_byte = 1 if tensor.type_name == "q8" else 2
+    stride = -(-tensor.columns // tensor.group) * tensor.group // per_byte
+    data = image.read(tensor.offset, tensor.rows * stride)
+    tiled = tensor.rows // 16 * 16
+    rest = tensor._replace(order=0, rows=tensor.rows - tiled, bytes=len(data) - tiled * stride,
+                           offset=tensor.offset + tiled * stride)  # fmt: skip
+    codes = np.zeros((tensor.rows, stride * per_byte), np.int8)
+    codes[tiled:] = codes_of(image, rest)
+    tiles = np.frombuffer(data, np.uint8)[: tiled * stride].reshape(tiled // 16, -1, 16, 4)
+    for j in range(4):  # tiles: tile, block, row, byte
+        byte = tiles[..., j].swapaxes(1, 2).reshape(tiled, -1)
+        if per_byte == 1:
+            codes[:tiled, j::4] = byte.view(np.int8)
+        else:
+            codes[:tiled, j::8] = (byte & 15).astype(np.int8) - 8
+            codes[:tiled, 4 + j :: 8] = (byte >> 4).astype(np.int8) - 8
+    return codes
+
+
+@pytest.mark.parametrize("order", Order)
 @pytest.mark.parametrize("hidden", [32, 96])
-def test_padding_within_half_a_group(hidden: int, tmp_path: Path, olmoe: Path) -> None:
+def test_padding_within_half_a_group(
+    hidden: int, order: Order, tmp_path: Path, olmoe: Path
+) -> None:
     """Groups of 128: a byte holds columns j and j + 64, of which one, both or none are there."""
     config = json.loads(olmoe.read_text()) | {"hidden_size": hidden}
     olmoe.write_text(json.dumps(config))
-    image = make_synthetic(Synthetic(olmoe, "q4", 128), tmp_path / "image")
+    image = make_synthetic(Synthetic(olmoe, "q4", 128, order=order), tmp_path / "image")
     query = next(t for t in image.tensors if t.name == "query")
     codes = codes_of(image, query)
     assert codes.shape == (hidden, 128)
@@ -288,8 +322,11 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
     assert whole[0] == whole[1]
     assert whole[0] != whole[2]
     assert first.notes["synthetic"] == {
-            "routing": "uniform", "seed": 5, "order": "rows", "layers": 2,
-        }  # fmt: skip
+        "routing": "uniform",
+        "seed": 5,
+        "order": "rows",
+        "layers": 2,
+    }
 
 
 def test_layers_are_cut(tmp_path: Path) -> None:
@@ -405,6 +442,15 @@ def test_huge_pages_are_those_of_the_mapping(monkeypatch: pytest.MonkeyPatch) ->
     assert [huge_bytes_at(a) for a in (0x1000, 0x3FFFFF, 0x600000)] == [0, 4 << 20, 0]
 
 
+def test_a_busy_machine_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {}
+    for load in (0.1, 7.0):
+        monkeypatch.setattr(machine.os, "getloadavg", lambda load=load: (load, 0, 0))
+        said[load] = machine.busy(machine.facts() | {"cores": 2})
+    assert said[0.1] is None
+    assert "7 programs were running on 2 cores" in str(said[7.0])
+
+
 def test_map_and_touch(olmoe: Path) -> None:
     assert map_and_touch(olmoe) > 0
 
@@ -421,9 +467,9 @@ def test_steps_of_the_bar(demo_image: Callable[[str], Path]) -> None:
 # --- the comparison with llama.cpp ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("quant", ["Q4_0", "Q4_K_M"])
+@pytest.mark.parametrize(("quant", "order"), [("Q4_0", Order.ROWS), ("Q4_K_M", Order.TILES)])
 @pytest.mark.parametrize("name", MODELS)
-def test_gguf_holds_the_same_weights(name: str, quant: str, tmp_path: Path) -> None:
+def test_gguf_holds_the_same_weights(name: str, quant: str, order: Order, tmp_path: Path) -> None:
     need("module:gguf")
     import gguf
 
@@ -436,7 +482,8 @@ def test_gguf_holds_the_same_weights(name: str, quant: str, tmp_path: Path) -> N
     }  # fmt: skip
     file = tmp_path / "config.json"
     file.write_text(json.dumps(config))
-    image = make_synthetic(Synthetic(file), tmp_path / "image")
+    image = make_synthetic(Synthetic(file, order=order), tmp_path / "image")
+    assert {t.order for t in image.tensors if t.type_name in ("q8", "q4")} == {order}
     write_gguf.write_gguf(image, file, tmp_path / "gguf", quant)
     stored = {t.name: t for t in gguf.GGUFReader(tmp_path / "gguf").tensors}
     assert len(stored) == len([t for t in image.tensors if t.name != "rope"])

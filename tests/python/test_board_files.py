@@ -92,6 +92,8 @@ DEFECTS = {
     "wrong target": ('target = "cortex-m33"', 'target = "riscv64"', "target", "does not run"),
     "linux target": ('"cortex-m33"\ncode', '"aarch64-linux-musl"\ncode', "target", "os 'none'"),
     "linux key": ("stack_bytes", "os_reserve_bytes = 1\nstack_bytes", "os_reserve_bytes", "remove"),
+    "psci": ("stack_bytes", 'psci = "hvc"\nstack_bytes', "psci", "is for target aarch64"),
+    "psci word": ("stack_bytes", 'psci = "svc"\nstack_bytes', "psci", "hvc"),
     "no stack": ('stack_bytes = "4 KiB"\n', "", "firmware", "missing key 'stack_bytes'"),
     "escape": ('name = "Bench"', 'name = "\\u001b[31m"', "name", "printable"),
     "version": ("schema_version = 1", "schema_version = 2", "schema_version", "one of 1"),

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import json
 import os
+import subprocess
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,7 +23,6 @@ from colibri.pack import pack
 from colibri.planner import plan
 from colibri.sampling import Sampling
 from colibri_emulator import machine as machines
-from colibri_emulator import qemu_engine
 from colibri_emulator.build_firmware import Firmware, build_firmware
 from colibri_emulator.machine import Machine, Result, pick_machine
 from colibri_emulator.mailbox import TOKENS, Request
@@ -172,13 +172,7 @@ def test_aarch64_starts_from_every_exception_level(
     machine = machine_for(A53, "qemu", "zig")
     made = firmware(A53, machine.target, "zig")
     plain = machine.run(made, request(prompt[:2], max_new_tokens=1))
-    run_bare = qemu_engine.run_bare
-
-    def with_options(command: list[str], *rest: Any, **named: Any) -> qemu_engine.BareRun:
-        words = [f"virt,{options}" if word == "virt" else word for word in command]
-        return run_bare(words, *rest, **named)
-
-    monkeypatch.setattr(qemu_engine, "run_bare", with_options)
+    machine = smp_machine(monkeypatch, "zig", (), f"virt,{options}")
     other = machine.run(made, request(prompt[:2], max_new_tokens=1))
     assert other.ok
     assert other.logits_crc32 == plain.logits_crc32
@@ -228,6 +222,111 @@ def test_vector_kernels_read_tiles_with_the_hosts_bits(
     assert (list(result.tokens), result.logits_crc32) == (host.tokens, host.logits_crc32)
     want = machine.run(made, Request(selftest=True, context=CONTEXT, kv=KV, max_new_tokens=0))
     assert (want.status, want.stage) == (0, "selftest")
+
+
+def test_linux_program_tells_about_huge_pages(
+    firmware: Build, prompt: tuple[int, ...], host: Generation
+) -> None:
+    machine = machine_for(LINUX, "qemu", "zig")
+    made = firmware(LINUX, machine.target, "zig")
+    words = [str(made.elf), str(made.model), ",".join(map(str, prompt)), "huge=1", "kv=2"]
+    settings = [f"max_new={NEW}", f"context={CONTEXT}", "ignore_eos=1", "workers=1"]
+    done = subprocess.run(
+        [PROGRAM[LINUX], *words, *settings], capture_output=True, text=True, check=True
+    )
+    out = json.loads(done.stdout)
+    assert (out["tokens"], out["logits_crc32"]) == (host.tokens, host.logits_crc32)
+    held, huge, reason = out["pages"]
+    assert huge <= held
+    assert reason or huge == held >= made.model.stat().st_size
+
+
+SINGLE = ("-accel", "tcg,thread=single")  # QEMU's cores take turns on one thread of the host
+
+
+@pytest.mark.parametrize("toolchain", ["zig", "gcc"])
+@pytest.mark.parametrize(("workers", "more"), [(2, ()), (3, ()), (4, ()), (4, SINGLE)])
+def test_cores_that_psci_started_give_the_same_bits(
+    workers: int, more: tuple[str, ...], toolchain: str, firmware: Build, demo_image: Packed,
+    prompt: tuple[int, ...], host: Generation, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    machine = smp_machine(monkeypatch, toolchain, more)
+    result = machine.run(firmware(A53, machine.target, toolchain), request(prompt, workers=workers))
+    assert result.ok, result
+    assert (list(result.tokens), result.logits_crc32) == (host.tokens, host.logits_crc32)
+    assert result.cores == workers
+    assert 0 < result.stack_high_water < result.stack_bytes // 2
+    assert result.instructions is None  # not exact over cores, so not given
+    planned = plan(demo_image("q4"), load_board(A53), context=CONTEXT, kv=KV, workers=workers)
+    assert result.high_water == result.used
+    assert result.total_bytes == planned.require().total_bytes
+
+
+def smp_machine(
+    monkeypatch: pytest.MonkeyPatch, toolchain: str, more: tuple[str, ...], machine: str = "virt"
+) -> Machine:
+    """QEMU with several cores and more options."""
+    from colibri_emulator.qemu_engine import QemuMachine
+
+    found = machine_for(A53, "qemu", toolchain)
+    assert isinstance(found, QemuMachine)
+    command = found._command
+
+    def with_options(*arguments: object) -> list[str]:
+        words = [machine if word == "virt" else word for word in command(*arguments)]  # type: ignore[arg-type]
+        return [*words, *more]
+
+    monkeypatch.setattr(found, "_command", with_options)
+    return found
+
+
+def test_psci_by_smc_from_el2(
+    demo_image: Packed, prompt: tuple[int, ...], host: Generation, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """With EL2, QEMU's PSCI is reached by smc, and cores start there."""
+    machine = smp_machine(monkeypatch, "zig", (), "virt,virtualization=on")
+    board = load_board(A53)
+    fw = board.firmware.model_copy(update={"psci": "smc"})
+    made = build_firmware(
+        board.model_copy(update={"firmware": fw}), demo_image("q4"), tmp_path / "b",
+        toolchain="zig", kv=(KV,), copy_model=False,
+    )  # fmt: skip
+    result = machine.run(made, request(prompt, workers=4))
+    assert (list(result.tokens), result.logits_crc32) == (host.tokens, host.logits_crc32)
+    assert result.cores == 4
+
+
+def test_the_self_test_runs_on_all_cores(firmware: Build) -> None:
+    machine = machine_for(A53, "qemu", "zig")
+    asked = Request(selftest=True, context=CONTEXT, kv=KV, max_new_tokens=0, workers=4)
+    result = machine.run(firmware(A53, machine.target, "zig"), asked)
+    assert (result.status, result.stage, result.cores) == (0, "selftest", 4)
+
+
+def test_a_core_that_is_not_there_is_reported(
+    firmware: Build, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three cores are asked for on a machine that has two: PSCI refuses, the firmware says so."""
+    machine = smp_machine(monkeypatch, "zig", ("-smp", "2"))
+    result = machine.run(firmware(A53, machine.target, "zig"), request(prompt, workers=3))
+    assert (result.status, result.stage, result.error) == (22, "cores", (4, 3, 4))
+
+
+def test_more_workers_than_an_engine_has_cores_are_refused(
+    firmware: Build, prompt: tuple[int, ...]
+) -> None:
+    machine = machine_for(A53, "unicorn", "zig")
+    with pytest.raises(EmulateError, match="Unicorn emulates one core, not 2"):
+        machine.run(firmware(A53, machine.target, "zig"), request(prompt, workers=2))
+    with pytest.raises(EmulateError, match="Unicorn emulates one core, not 2"):
+        pick_machine(load_board(A53), "unicorn", workers=2)
+    with pytest.raises(EmulateError, match="works on 4 cores, not 5"):
+        pick_machine(load_board(A53), workers=5)
+    with pytest.raises(EmulateError, match="works on 1 core, not 2: its board file names no psci"):
+        pick_machine(load_board(PICO), workers=2)
+    need("qemu-system-aarch64")
+    assert "qemu" in pick_machine(load_board(A53), workers=2).name
 
 
 def test_sampling_and_seed_reach_the_firmware(
@@ -336,8 +435,9 @@ def test_access_rights_are_enforced(firmware: Build) -> None:
     assert result.fault.kind.startswith("write to read-only memory")
 
 
+@pytest.mark.parametrize("workers", [1, 4])
 def test_qemu_faults_are_recorded_by_the_vectors(
-    demo_image: Packed, tmp_path: Path, prompt: tuple[int, ...]
+    workers: int, demo_image: Packed, tmp_path: Path, prompt: tuple[int, ...]
 ) -> None:
     """AArch64 firmware with a KV cache behind the end of a smaller machine's RAM."""
     need("qemu-system-aarch64", "module:ziglang")
@@ -346,7 +446,7 @@ def test_qemu_faults_are_recorded_by_the_vectors(
     made = build_firmware(board, demo_image("q4"), tmp_path / "b", toolchain="zig", kv=(KV,))
     short = ram.model_copy(update={"size": 7 << 20})  # the image fits, the arena does not
     machine = pick_machine(board.model_copy(update={"regions": [short]}), "qemu")
-    result = machine.run(made, request(prompt, context=1024, kv=KV))
+    result = machine.run(made, request(prompt, context=1024, kv=KV, workers=workers))
     assert result.fault is not None
     assert result.fault.address >= ram.base + (7 << 20)
     assert "+0x" in result.fault.where

@@ -694,8 +694,12 @@ def test_perplexity_of_quantised_weights(tmp_path: Path) -> None:
     for quant in ("f32", "q8", "q4"):
         w = walk(make(ck.DEMO, tmp_path, quant=quant))
         found[quant] = perplexity(oracle(w, activations=True).logits, texts)
+    text = ck.DEMO / "reference" / "calibration.txt"
+    w = walk(make(ck.DEMO, tmp_path, quant="q4", calibration_text=text))
+    found["calibrated"] = perplexity(oracle(w, activations=True).logits, texts)
     reference = json.loads((ck.DEMO / "reference" / "perplexity.json").read_text())["domains"]
     sums = [sum(d[k] for d in reference.values()) for k in ("nll_sum", "predicted_tokens")]
     assert found["f32"] == pytest.approx(math.exp(sums[0] / sums[1]), rel=1e-5)
     assert found["q8"] < found["f32"] * 1.001
     assert found["q4"] < found["f32"] * 1.025
+    assert found["calibrated"] < found["f32"] * 1.012

@@ -13,11 +13,12 @@ from typing import NamedTuple
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
-from colibri.errors import DoesNotFitError, Lack
-from colibri.image import Image
+from colibri.errors import DoesNotFitError, Lack, PlanError
+from colibri.image import PAGES, Image
 from colibri.units import format_bytes
 
 PAGE = 4096  # what Linux hands out
+HUGE_PAGE = 2 << 20  # with pages of 4 KiB, on x86-64, AArch64 and RV64
 
 
 class Row(NamedTuple):
@@ -52,10 +53,25 @@ class BoardMemory:
     lack: Lack | None = None
 
 
-def board_memory(board: Board, image: Image) -> BoardMemory:
-    """The memory of a board around one image."""
+def board_memory(board: Board, image: Image, pages: str = "4k") -> BoardMemory:
+    """The memory of a board around one image.
+
+    With huge `pages` the image is no mapped file, which the system may drop and read again, but
+    memory of the program's own, in whole huge pages.
+    """
+    if pages not in PAGES:
+        raise PlanError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
     if board.os == "linux":
-        return _linux(board, image.bytes)
+        if pages == "4k":
+            return _linux(board, image.bytes, "mapped file, weights used in place")
+        whole = -(-image.bytes // HUGE_PAGE) * HUGE_PAGE
+        return _linux(board, whole, "the file's copy in huge pages, held while it is open")
+    if pages == "huge":
+        raise PlanError(
+            f"board {board.id} has no system that hands out pages",
+            field="pages",
+            hint='only boards with os = "linux" have huge pages; firmware maps RAM in blocks',
+        )
     return _bare_metal(board, image)
 
 
@@ -78,9 +94,11 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
         name = "image" if lack.part == IMAGE else lack.part
         row = Row(lack.region, name, 0, lack.need, "has no place")
         return BoardMemory((), (*reserved, row), str(error), replace(lack, part=name))
+    cores = board.firmware_cores
+    stacks = "stack" if cores == 1 else f"stacks of {cores} cores"
     spans = [
         ("firmware", layout.code_start, layout.code_limit, "code and constants, at most"),
-        ("firmware", layout.data_start, layout.data_limit, "stack and static data"),
+        ("firmware", layout.data_start, layout.data_limit, f"{stacks} and static data"),
         ("logits", layout.logits_base, layout.logits_base + layout.logits_bytes,
          "one row, the application's"),
         ("image", layout.model_base, layout.model_base + layout.model_bytes,
@@ -88,7 +106,7 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
     ]  # fmt: skip
     if layout.data_start < layout.code_limit:  # one region: a single row for both
         start, end = layout.code_start, max(layout.code_limit, layout.data_limit)
-        spans[:2] = [("firmware", start, end, "code, constants, static data and stack")]
+        spans[:2] = [("firmware", start, end, f"code, constants, static data and {stacks}")]
     rows = [_row_at(board, *span) for span in spans]
     free = tuple(FreeRegion(r.name, r.base, r.size, r.rank) for r in layout.regions)
     return BoardMemory(free, (*reserved, *rows))
@@ -99,7 +117,7 @@ def _row_at(board: Board, name: str, start: int, end: int, why: str) -> Row:
     return Row(region.name, name, start - region.base, end - start, why)
 
 
-def _linux(board: Board, image_bytes: int) -> BoardMemory:
+def _linux(board: Board, image_bytes: int, image_why: str) -> BoardMemory:
     firmware = board.firmware
     rows = list(_reserved(board))
     memory = [region for region in board.regions if region.kind == "dram"]
@@ -107,7 +125,7 @@ def _linux(board: Board, image_bytes: int) -> BoardMemory:
     problem, lack = "", None
     for name, size, why in (
         ("os", firmware.os_reserve_bytes, firmware.os_reserve_reason),
-        ("image", image_bytes, "mapped file, weights used in place"),
+        ("image", image_bytes, image_why),
     ):
         place = max(free, key=lambda key: free[key][1] - free[key][0])
         start, end = free[place]

@@ -129,6 +129,8 @@ class Engine:
         Record events for `take_trace`.
     accelerator : FakeNpu, optional
         Computes the experts that are bound to it.  Results do not depend on it.
+    recorder : _core.Recorder, optional
+        Gets the activations that meet each weight matrix (`colibri.calibrate`); one worker only.
 
     Raises
     ------
@@ -152,6 +154,7 @@ class Engine:
         threads: int | None = None,
         trace: bool = False,
         accelerator: FakeNpu | None = None,
+        recorder: _core.Recorder | None = None,
     ) -> None:
         self.image = image if isinstance(image, Image) else Image(image)
         limits = make_limits(
@@ -167,7 +170,7 @@ class Engine:
             npu = (experts, accelerator.memory, accelerator.threaded)
         try:
             self.core = _core.Engine(
-                self.image.core, limits, regions, kernels, threads or workers, trace, npu
+                self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder
             )
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None

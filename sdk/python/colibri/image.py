@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import time
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -75,6 +76,32 @@ class Expert(NamedTuple):
     file: int
 
 
+class Pages(NamedTuple):
+    """How the memory of an image opened with ``pages="huge"`` lies.
+
+    `bytes` of memory hold a copy of the file (0: it is mapped), `huge_bytes` of them are in huge
+    pages now, counted by the kernel; `reason` says why that is not all.  `load_seconds` is what
+    the open took, measured.
+    """
+
+    asked: str
+    bytes: int
+    huge_bytes: int
+    reason: str | None
+    load_seconds: float
+
+    def __str__(self) -> str:
+        if not self.bytes:
+            return f"the file is mapped: {self.reason or 'asked for'}"
+        told = f"{self.huge_bytes:,} of {self.bytes:,} bytes are in huge pages"
+        because = f" ({self.reason})" if self.reason else ""
+        return f"{told}{because}; measured: {self.load_seconds:.3f} s to read the file"
+
+
+#: Names of ``pages``: the file mapped with the system's pages, or copied into huge ones.
+PAGES = ("4k", "huge")
+
+
 def check_path(path: str) -> None:
     """ImageError for a path that the C library cannot take."""
     if "\0" in path:
@@ -92,6 +119,10 @@ class Image:
         The file, or its content.
     map : bool
         Map the file, so that weights are used in place. Without it every byte is read.
+    pages : {"4k", "huge"}
+        ``"huge"`` copies the file into memory in huge pages (Linux): faster to read for the CPU,
+        but the whole file is read first and takes memory of its size. Where that is not to be
+        had the file is mapped; `pages` says why.
 
     Raises
     ------
@@ -100,7 +131,7 @@ class Image:
         here: `verify` checks them.
     """
 
-    def __init__(self, source: str | Path | bytes, *, map: bool = True) -> None:
+    def __init__(self, source: str | Path | bytes, *, map: bool = True, pages: str = "4k") -> None:
         if not isinstance(source, str | Path | bytes | bytearray | memoryview):
             raise ImageError(
                 f"{type(source).__name__} is not a path or bytes", hint="give str, Path or bytes"
@@ -110,7 +141,18 @@ class Image:
         given = str(source) if isinstance(source, str | Path) else bytes(source)
         if isinstance(given, str):
             check_path(given)
-        self.core = _core.Image(given, map, self.name)
+        if pages not in PAGES:
+            raise ImageError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
+        huge = pages == "huge"
+        if huge and (self.path is None or not map):
+            raise ImageError(
+                "only a file that is mapped can be put into huge pages",
+                file=self.name,
+                hint='give a path and leave map as it is, or pages="4k"',
+            )
+        begin = time.perf_counter()
+        self.core = _core.Image(given, map, self.name, huge)
+        self._opened = (pages, time.perf_counter() - begin)
 
     def __repr__(self) -> str:
         return f"Image({self.name!r}, {self.bytes:,} bytes)"
@@ -119,6 +161,12 @@ class Image:
     def bytes(self) -> int:
         """Length of the file."""
         return self.core.bytes
+
+    @property
+    def pages(self) -> Pages:
+        """Where the bytes are, asked anew: the kernel may gather or split pages."""
+        asked, seconds = self._opened
+        return Pages(asked, *self.core.pages(), seconds)
 
     @property
     def meta_bytes(self) -> int:

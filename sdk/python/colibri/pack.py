@@ -25,6 +25,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.calibrate import Block, Calibration, calibrate, read_tokens
 from colibri.checkpoint import Checkpoint
 from colibri.errors import CheckpointError, EngineError, ImageError, PackError
 from colibri.families import Model, Wanted, describe
@@ -75,6 +76,7 @@ def pack(
     quant: str | None = None,
     group: int | None = None,
     recipe: Path | None = None,
+    calibration_text: Path | None = None,
     order: Order = Order.ROWS,
     jobs: int = 1,
     progress: Callable[[int], Progress] | None = None,
@@ -86,6 +88,9 @@ def pack(
     ----------
     quant, group, recipe
         As in `colibri.recipe.make_recipe`.
+    calibration_text : Path, optional
+        Text that the model reads first, in f32, so that q8 and q4 lose least on what its matrices
+        meet (`colibri.calibrate`).  Needs room for an f32 image beside the target.
     order : Order
         Order of the weights, as `colibri.weight_order` finds it for a board.  Tensors that cannot
         have it stay in rows.
@@ -105,13 +110,19 @@ def pack(
         raise PackError(f"is {jobs}", field="jobs", hint="valid is 1 or more")
     target = image_target(Path(image))
     source = open_source(checkpoint)
-    _refuse_input(target, source, recipe)
+    _refuse_input(target, source, recipe, calibration_text)
     model = describe(source.config, source.config_file, source.adapt)
     matched = match_tensors(source, model)
-    plan = _Plan.of(source, model, matched, make_recipe(quant, group, recipe), order)
+    types = make_recipe(quant, group, recipe)
+    plan = _Plan.of(source, model, matched, types, order)
     _check_tokenizer(source)
-    advance = progress(plan.parameters) if progress else (lambda _: None)
-    tensors = _encoded(plan, jobs, advance)
+    begin = progress or (lambda _: lambda _: None)
+    if calibration_text is not None:
+        calibration = _calibrate(
+            source, model, matched, plan, calibration_text, target, jobs, begin
+        )
+        plan = _Plan.of(source, model, matched, types, order, calibration)
+    tensors = _encoded(plan, jobs, begin(plan.parameters))
     write_image(plan.layout, tensors, target, selftest or runtime_selftest, plan.tokenizer)
     return Packed(target, plan.layout.file_bytes, plan.parameters, plan.bits_per_weight,
                   plan.roles, plan.notes)  # fmt: skip
@@ -133,10 +144,10 @@ def image_target(image: Path) -> Path:
     return image
 
 
-def _refuse_input(target: Path, source: Checkpoint, recipe: Path | None) -> None:
+def _refuse_input(target: Path, source: Checkpoint, *others: Path | None) -> None:
     """The image must not take the place of what it is made from."""
     inputs = {tensor.file for tensor in source.tensors.values()} | {*source.folder.glob("*.json")}
-    for path in (*inputs, *([recipe] if recipe else [])):
+    for path in (*inputs, *(other for other in others if other)):
         if target.exists() and path.exists() and target.samefile(path):
             raise PackError("is an input of this pack", file=target, hint="give another file")
 
@@ -154,6 +165,28 @@ def _check_tokenizer(source: Checkpoint) -> None:
                               hint="remove the file to pack without text") from error  # fmt: skip
 
 
+def _calibrate(
+    source: Checkpoint, model: Model, matched: Matched, plan: _Plan, text: Path, target: Path,
+    jobs: int, begin: Callable[[int], Progress],
+) -> Calibration:  # fmt: skip
+    """Runs the model in f32 over the text, from an image that is removed again."""
+    wanted = [s for s in plan.layout.specs if s.group and s.role.name != "embedding"]
+    if not wanted:
+        raise PackError("there is nothing to calibrate", field="--calibrate",
+                        hint="it is for q8 and q4")  # fmt: skip
+    tokens = read_tokens(text, source.tokenizer, model.settings)
+    exact = _Plan.of(source, model, matched, make_recipe("f32"))
+    image = target.with_name(f".{target.name}.{os.getpid()}.f32.tmp")
+    try:
+        tensors = _encoded(exact, jobs, begin(exact.parameters))
+        write_image(exact.layout, tensors, image, lambda *_: (0, 0, 0), exact.tokenizer)
+        return calibrate(image, wanted, tokens, begin(tokens.count))
+    except EngineError as error:
+        raise PackError(f"the model does not run: {error.what}", file=text) from error
+    finally:
+        image.unlink(missing_ok=True)
+
+
 @dataclass(frozen=True)
 class _Plan:
     """All that is decided before the first weight is read."""
@@ -165,11 +198,13 @@ class _Plan:
     roles: dict[str, int]
     bits_per_weight: float
     notes: tuple[str, ...]
+    calibration: Calibration | None = None
 
     @classmethod
     def of(
-        cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe, order: Order
-    ) -> _Plan:
+        cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe,
+        order: Order = Order.ROWS, calibration: Calibration | None = None,
+    ) -> _Plan:  # fmt: skip
         columns = ((w, t.shape[-1]) for w, t in matched.tensors)
         specs = tensor_specs(model, columns, recipe, order)
         counts = {spec: _copies(spec, model) * spec.rows * spec.columns for spec in specs}
@@ -180,16 +215,17 @@ class _Plan:
         parameters = sum(counts.values()) - sum(weights.get(n, 0) for n in ("rope", "rope_2"))
         bits = 8 * sum(sizes.values()) / parameters
         by_role = {n: round(8 * roles[n] / weights[n], 3) for n in roles if ROLES[n].part}
-        notes = (*source.notes, *model.notes, *matched.notes, *_padding_notes(specs, by_role))
+        notes = (*source.notes, *model.notes, *matched.notes, *_padding_notes(specs, by_role),
+                 *(calibration.notes if calibration else ()))  # fmt: skip
         layout = Layout.of(
             model.settings, model.layers, specs,
             stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
-            notes=_notes_section(source, model, recipe, by_role, bits, notes, order),
+            notes=_notes_section(source, model, recipe, calibration, by_role, bits, notes, order),
             tokenizer_bytes=len(source.tokenizer or b""),
         )  # fmt: skip
         sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
         sources |= {_key(n, None, None): _row_of(f) for n, f in model.ropes.items()}
-        return cls(layout, sources, source.tokenizer, parameters, roles, bits, notes)
+        return cls(layout, sources, source.tokenizer, parameters, roles, bits, notes, calibration)
 
 
 def _key(role: str, layer: int | None, expert: int | None) -> tuple[str, int | None, int | None]:
@@ -241,8 +277,8 @@ def _padding_notes(specs: list[TensorSpec], bits: dict[str, float]) -> list[str]
 
 
 def _notes_section(
-    source: Checkpoint, model: Model, recipe: Recipe, by_role: dict[str, float], bits: float,
-    notes: tuple[str, ...], order: Order,
+    source: Checkpoint, model: Model, recipe: Recipe, calibration: Calibration | None,
+    by_role: dict[str, float], bits: float, notes: tuple[str, ...], order: Order,
 ) -> bytes:  # fmt: skip
     """Where the image came from; the same input gives the same bytes."""
     content = {
@@ -256,6 +292,7 @@ def _notes_section(
         "bits_per_weight": round(bits, 3),
         "order": order.name.lower(),
         "bits_by_role": by_role,
+        **({"calibration": calibration.description} if calibration else {}),
         "notes": list(notes),
     }  # fmt: skip
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))
@@ -324,20 +361,39 @@ _Piece = tuple[Slot, int, Encoded]
 
 def _pieces(plan: _Plan) -> Iterator[Callable[[], _Piece]]:
     for slot in plan.layout.slots:
-        spec = slot.spec
+        key, columns = _key(slot.spec.role.name, slot.spec.layer, slot.expert), slot.spec.columns
+        blocks = plan.calibration.blocks(*key) if plan.calibration and slot.spec.group else []
         at = 0
-        for rows in plan.sources[_key(spec.role.name, spec.layer, slot.expert)]():
-            yield _piece(slot, rows, at)
-            at += len(rows)
+        for rows in plan.sources[key]():
+            matrix = rows.reshape(-1, columns)
+            for first, end, block in _cut(blocks, at, at + len(matrix)):
+                yield _piece(slot, matrix[first - at : end - at], first, block)
+            at += len(matrix)
 
 
-def _piece(slot: Slot, rows: Floats, at: int) -> Callable[[], _Piece]:
+def _cut(blocks: list[Block], first: int, end: int) -> Iterator[tuple[int, int, Block | None]]:
+    """Rows first .. end - 1 in pieces that lie in one block, or in none."""
+    for block in blocks:
+        if block.end <= first or block.first >= end:
+            continue
+        if block.first > first:
+            yield first, block.first, None
+        stop = min(end, block.end)
+        yield max(first, block.first), stop, block
+        first = stop
+    if first < end:
+        yield first, end, None
+
+
+def _piece(slot: Slot, matrix: Floats, at: int, block: Block | None) -> Callable[[], _Piece]:
     """The work on some rows, the first of which is row `at` of the tensor."""
-    matrix, spec = rows.reshape(-1, slot.spec.columns), slot.spec
+    spec = slot.spec
 
     def run() -> _Piece:
+        importance = block.importance if block else None
         try:
-            return slot, matrix.size, encode(matrix, spec.kind, spec.group, spec.order)
+            encoded = encode(matrix, spec.kind, spec.group, spec.order, importance)
+            return slot, matrix.size, encoded
         except RangeError as error:
             place = f"row {at + error.row}, column {error.column}"
             raise PackError(

@@ -120,6 +120,7 @@ def plan(
     batch: int | None = None,
     workers: int | None = None,
     kv: str = "f32",
+    pages: str = "4k",
 ) -> Plan:
     """Plans an image on a board.
 
@@ -133,6 +134,9 @@ def plan(
         Default: the model's own context, 16 and 1.
     kv : {"f32", "f16", "q8"}
         How the KV cache stores its numbers.
+    pages : {"4k", "huge"}
+        How a Linux board holds the weights: a mapped file, whose pages the system may drop, or a
+        copy in huge pages, which is RAM that is taken.
 
     Raises
     ------
@@ -144,7 +148,7 @@ def plan(
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile
     )
-    return _Planner(opened, target, board_memory(target, opened), limits).plan()
+    return _Planner(opened, target, board_memory(target, opened, pages), limits).plan()
 
 
 class _Planner:

@@ -14,12 +14,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from colibri.compensate import Doubles, Factor, round_column
 from colibri.image_format import GROUPS, TILE_ROWS, Order, Type, align
 
 Floats = NDArray[np.float32]
+#: What an error costs by column: everywhere the same, a weight each, or with compensation.
+Importance = Doubles | Factor | None
 
 F16_MAX = 65504.0
 _BLOCK = 512  # groups searched at once: the working set stays in a core's cache
+_CELLS = 1 << 15  # weights compensated at once, for the same reason
 
 
 class RangeError(ValueError):
@@ -38,7 +42,9 @@ class Encoded:
     scales: bytes = b""
 
 
-def encode(rows: Floats, kind: Type, group: int, order: Order = Order.ROWS) -> Encoded:
+def encode(
+    rows: Floats, kind: Type, group: int, order: Order = Order.ROWS, importance: Importance = None
+) -> Encoded:
     """Rows of a matrix in an element type.
 
     Parameters
@@ -49,6 +55,8 @@ def encode(rows: Floats, kind: Type, group: int, order: Order = Order.ROWS) -> E
         Columns that share a scale (q8, q4); the last group of a row is padded with zeros.
     order : Order
         Of the codes and scales.  TILES: the first row must be a multiple of 16 in the tensor.
+    importance : float64 array (columns,) or Factor, optional
+        Of the columns' errors, for q8 and q4 (see `quantize`).
 
     Raises
     ------
@@ -64,7 +72,7 @@ def encode(rows: Floats, kind: Type, group: int, order: Order = Order.ROWS) -> E
             bits = to_bf16(rows)
             _checked(rows, from_bf16(bits))
             return Encoded(bits.astype("<u2").tobytes())
-    return store(*quantize(rows, kind, group), kind, order)
+    return store(*quantize(rows, kind, group, importance), kind, order)
 
 
 def store(
@@ -119,21 +127,76 @@ def _checked(rows: Floats, converted: NDArray[Any]) -> NDArray[Any]:
     return converted
 
 
-def quantize(rows: Floats, kind: Type, group: int) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Codes (rows x groups x group) and scales (rows x groups) of a matrix."""
+def quantize(
+    rows: Floats, kind: Type, group: int, importance: Importance = None
+) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Codes (rows x groups x group) and scales (rows x groups) of a matrix.
+
+    Without `importance` the squared error of the weights is small; with one weight per column,
+    the error times these; with a factor, the error of the products (`colibri.compensate`).
+    """
     assert group in GROUPS
     assert kind in (Type.Q8, Type.Q4)
     count, columns = rows.shape
     padded = np.zeros((count, align(columns, group)), np.float32)
     padded[:, :columns] = rows
-    groups = padded.reshape(-1, group)
     _check_scale(rows, kind)
+    if isinstance(importance, Factor):
+        return _compensated(padded, kind, group, importance.padded(padded.shape[1]))
+    groups = padded.reshape(-1, group)
+    weights = None if importance is None else _group_weights(importance, padded.shape[1], group)
     codes, scales = np.empty(groups.shape, np.int8), np.empty(len(groups), np.float16)
-    search = _search_q8 if kind is Type.Q8 else _search_q4
     for start in range(0, len(groups), _BLOCK):
         part = slice(start, start + _BLOCK)
-        codes[part], scales[part] = search(groups[part])
+        x = groups[part].T.copy()
+        own = weights
+        if weights is not None:  # of the group of columns that each group of weights is in
+            own = weights[:, np.arange(start, start + x.shape[1]) % weights.shape[1]]
+        found, scales[part] = _search(x, kind, own)
+        codes[part] = found.T
     return codes.reshape(count, -1, group), scales.reshape(count, -1)
+
+
+def _group_weights(importance: Doubles, columns: int, group: int) -> Floats:
+    """Weights of columns as group x groups of a row, the largest of them near 1.
+
+    Only ratios matter; so they fit float32 whatever the activations' size.
+    """
+    padded = np.zeros(columns, np.float32)
+    padded[: len(importance)] = importance / max(importance.max(), np.finfo(np.float64).tiny)
+    return padded.reshape(-1, group).T.copy()
+
+
+def _compensated(
+    rows: Floats, kind: Type, group: int, factor: Factor
+) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
+    """Codes and scales from the last column to the first (see `colibri.compensate`)."""
+    count, columns = rows.shape
+    codes = np.empty((columns, count), np.int8)
+    scales = np.empty((columns // group, count), np.float16)
+    each = max(1, _CELLS // columns)
+    for first in range(0, count, each):
+        part = slice(first, first + each)
+        _compensate(rows[part].T, kind, factor, codes[:, part], scales[:, part])
+    return codes.T.reshape(count, -1, group), scales.T.copy()
+
+
+def _compensate(
+    weights: Floats, kind: Type, factor: Factor,
+    codes: NDArray[np.int8], scales: NDArray[np.float16],
+) -> None:  # fmt: skip
+    """Fills codes (columns x rows) and scales (groups x rows)."""
+    target = weights.astype(np.float64)
+    group = len(weights) // len(scales)
+    for number in reversed(range(len(scales))):
+        part = slice(number * group, (number + 1) * group)
+        cost = _group_weights(factor.weights[part], group, group)
+        scales[number] = _search(target[part].astype(np.float32), kind, cost)[1]
+        step = scales[number].astype(np.float64)
+        for j in reversed(range(part.start, part.stop)):
+            code = round_column(target[j], step, *RANGES[kind])
+            codes[j] = code
+            target[:j] += factor.lower[j, :j, None] * (weights[j] - code * step)
 
 
 def pack_nibbles(codes: NDArray[np.int8]) -> NDArray[np.uint8]:
@@ -160,43 +223,41 @@ _Q4_DIVISORS = tuple(6.3 + 0.1 * i for i in range(20))
 _REFINEMENTS = 3
 
 
-def _search_q8(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    x = groups.T.copy()
-    step = np.abs(x).max(axis=0) / np.float32(127)
-    return _search(x, [step * np.float32(factor) for factor in _Q8_STEPS], -127, 127)
+RANGES = {Type.Q8: (-127, 127), Type.Q4: (-8, 7)}
 
 
-def _search_q4(groups: Floats) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    x = groups.T.copy()
+def _candidates(x: Floats, kind: Type) -> list[Floats]:
     largest = np.abs(x).max(axis=0)
-    signed = [largest * np.float32(sign / d) for d in _Q4_DIVISORS for sign in (1, -1)]
-    return _search(x, signed, -8, 7)
+    if kind is Type.Q8:
+        step = largest / np.float32(127)
+        return [step * np.float32(factor) for factor in _Q8_STEPS]
+    return [largest * np.float32(sign / d) for d in _Q4_DIVISORS for sign in (1, -1)]
 
 
 def _search(
-    x: Floats, candidates: list[Floats], least: int, most: int
+    x: Floats, kind: Type, weights: Floats | None
 ) -> tuple[NDArray[np.int8], NDArray[np.float16]]:
-    """Codes and scales of least squared error; x is group x groups.
+    """Codes and scales of least squared error; x is group x groups, weights too or group x 1.
 
     Every candidate is rounded to f16 before it is judged.  Then the best one's codes get the
     scale that suits them best (least squares) as long as that helps.
     """
-    best = _Best(x, least, most)
-    for candidate in candidates:
+    best = _Best(x, *RANGES[kind], weights)
+    for candidate in _candidates(x, kind):
         best.offer(candidate)
     for _ in range(_REFINEMENTS):
         best.offer(best.least_squares())
-    return best.codes.T.astype(np.int8), best.scale
+    return best.codes.astype(np.int8), best.scale
 
 
 class _Best:
     """The best scale of each group so far, with its codes and error."""
 
-    def __init__(self, x: Floats, least: int, most: int) -> None:
-        self._x, self._range = x, (least, most)
+    def __init__(self, x: Floats, least: int, most: int, weights: Floats | None) -> None:
+        self._x, self._range, self._weights = x, (least, most), weights
         self.scale = np.zeros(x.shape[1], np.float16)
         self.codes = np.zeros_like(x)
-        self._error = _sum(x * x)
+        self._error = self._weighted(x * x)
 
     def offer(self, candidate: Floats) -> None:
         """Takes a scale for the groups in which it is better."""
@@ -205,7 +266,7 @@ class _Best:
         with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
             codes = np.clip(np.rint(self._x / step), *self._range)
             difference = self._x - codes * step
-            error = _sum(difference * difference)
+            error = self._weighted(difference * difference)
         better = error < self._error  # False for the NaN of a scale that is zero or infinite
         self._error = np.where(better, error, self._error)
         self.scale = np.where(better, scale, self.scale)
@@ -213,10 +274,14 @@ class _Best:
 
     def least_squares(self) -> Floats:
         """The scale that fits the present codes best; the present one where all codes are 0."""
-        across, along = _sum(self._x * self.codes), _sum(self.codes * self.codes)
+        across = self._weighted(self._x * self.codes)
+        along = self._weighted(self.codes * self.codes)
         known = along > 0
         fitted = across / np.where(known, along, np.float32(1))
         return np.where(known, fitted, self.scale.astype(np.float32))
+
+    def _weighted(self, squares: Floats) -> Floats:
+        return _sum(squares if self._weights is None else squares * self._weights)
 
 
 def _sum(values: Floats) -> Floats:

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 #include <cstdlib>
+#include <map>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -60,7 +61,7 @@ struct Image {
     Memory memory; // an image given as bytes
     Memory meta;   // tables, when the storage does not map
 
-    Image(nb::object source, bool map, std::string name);
+    Image(nb::object source, bool map, std::string name, bool huge);
     ~Image() { colibri_posix_close(&file); }
     Image(const Image &) = delete;
     Image &operator=(const Image &) = delete;
@@ -81,8 +82,43 @@ struct Regions {
 // "auto", "ref", "avx2"; a name that this machine lacks is an error that lists those it has.
 const colibri_kernels *find_kernels(const std::string &name);
 
+// Sums over the activations that meet the weight matrices of an engine (recorder.cpp).
+struct Recorder {
+    using Span = std::tuple<uint64_t, uint64_t, bool>; // address, bytes, products or squares only
+    struct Sums {
+        uint32_t rows = 0, columns = 0;
+        bool products = false;
+        uint64_t tokens = 0;
+        std::vector<double> values; // columns x columns, upper triangle; or columns squares
+    };
+    // The calling thread records while this lives; nullptr records nothing.
+    struct Recording {
+        explicit Recording(Recorder *recorder);
+        ~Recording();
+        Recording(const Recording &) = delete;
+        Recording &operator=(const Recording &) = delete;
+    };
+
+    Recorder(const std::string &kernels, const std::vector<Span> &tensors);
+    void add(const colibri_matmul &m) noexcept;
+    nb::list take(); // (address, rows, tokens, sums) by address; starts anew
+
+    const colibri_kernels *base;
+    colibri_kernels table;
+
+private:
+    Sums *sums_of(const colibri_matrix &weight);
+    void add_tokens(Sums &sums, const colibri_matmul &m);
+
+    std::vector<Span> spans;
+    std::map<uint64_t, Sums> found;
+    std::vector<double> inputs;
+    bool failed = false;
+};
+
 void bind_image(nb::module_ &m);
 void bind_plan(nb::module_ &m);
 void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
+void bind_recorder(nb::module_ &m);
 void bind_probe(nb::module_ &m);

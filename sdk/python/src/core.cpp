@@ -156,6 +156,7 @@ NB_MODULE(_core, m)
     bind_names(m);
     bind_image(m);
     bind_plan(m);
+    bind_recorder(m);
     bind_engine(m);
     bind_kernels(m);
     bind_probe(m);

@@ -18,7 +18,7 @@ struct DestroyPool {
 struct Engine {
     Engine(const Image &image, const colibri_limits &limits,
            const std::optional<std::vector<RegionTuple>> &regions, const std::string &kernels,
-           uint32_t threads, bool trace, const std::optional<NpuTuple> &npu);
+           uint32_t threads, bool trace, const std::optional<NpuTuple> &npu, Recorder *recorder);
     Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
                        std::optional<Vector<uint8_t>> want);
     Array<double> time_infer(Vector<uint32_t> tokens, uint32_t step);
@@ -40,6 +40,7 @@ private:
     {
         nb::gil_scoped_release release;
         const std::lock_guard<std::mutex> lock(mutex);
+        const Recorder::Recording records(recorder);
         return call();
     }
     void own_memory(const colibri_image &image);
@@ -47,6 +48,7 @@ private:
 
     std::string name;
     uint32_t vocabulary;
+    Recorder *recorder; // or nullptr
     colibri_engine engine{};
     colibri_platform platform{};
     std::unique_ptr<colibri_posix_pool, DestroyPool> pool;
@@ -64,11 +66,12 @@ void record(void *context, const colibri_event *event)
 
 Engine::Engine(const Image &image, const colibri_limits &wanted,
                const std::optional<std::vector<RegionTuple>> &given, const std::string &kernels,
-               uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu)
-    : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary)
+               uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu, Recorder *records)
+    : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary), recorder(records)
 {
+    if (recorder != nullptr && threads > 1) throw nb::value_error("a recorder needs threads = 1");
     platform.struct_bytes = sizeof platform;
-    platform.kernels = find_kernels(kernels);
+    platform.kernels = recorder != nullptr ? &recorder->table : find_kernels(kernels);
     if (trace) {
         platform.trace = record;
         platform.trace_context = &events;
@@ -276,10 +279,10 @@ void bind_engine(nb::module_ &m)
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<const Image &, const colibri_limits &,
                       const std::optional<std::vector<RegionTuple>> &, const std::string &, uint32_t, bool,
-                      const std::optional<NpuTuple> &>(),
+                      const std::optional<NpuTuple> &, Recorder *>(),
              nb::arg("image"), nb::arg("limits"), nb::arg("regions").none(), nb::arg("kernels"),
              nb::arg("threads"), nb::arg("trace"), nb::arg("npu").none() = nb::none(),
-             nb::keep_alive<1, 2>())
+             nb::arg("recorder").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
         .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
              nb::arg("want").none() = nb::none())
         .def("time_infer", &Engine::time_infer, nb::arg("tokens"), nb::arg("step"))

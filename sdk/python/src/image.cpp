@@ -118,6 +118,13 @@ nb::bytes read_bytes(const Image &self, uint64_t offset, uint64_t bytes, uint32_
     return nb::bytes(out.data(), out.size());
 }
 
+nb::tuple pages(const Image &self)
+{
+    colibri_posix_pages p{};
+    colibri_posix_file_pages(&self.file, &p);
+    return nb::make_tuple(p.bytes, p.huge_bytes, p.reason);
+}
+
 void verify(const Image &self)
 {
     const bool maps = self.image.storage->map != nullptr;
@@ -133,13 +140,18 @@ void verify(const Image &self)
 
 } // namespace
 
-Image::Image(nb::object source, bool map, std::string label) : name(std::move(label))
+Image::Image(nb::object source, bool map, std::string label, bool huge) : name(std::move(label))
 {
     file.descriptor = -1;
     if (nb::isinstance<nb::str>(source)) {
         const auto path = nb::cast<std::string>(source);
-        if (colibri_posix_open(&file, path.c_str(), map ? COLIBRI_POSIX_MAP : COLIBRI_POSIX_READ) != 0)
-            raise_open(path, file.error);
+        const int mode = huge ? COLIBRI_POSIX_HUGE : map ? COLIBRI_POSIX_MAP : COLIBRI_POSIX_READ;
+        int failed;
+        {
+            nb::gil_scoped_release release;
+            failed = colibri_posix_open(&file, path.c_str(), mode);
+        }
+        if (failed != 0) raise_open(path, file.error);
         open(&file.storage);
         return;
     }
@@ -170,7 +182,9 @@ void Image::open(const colibri_storage *storage)
 void bind_image(nb::module_ &m)
 {
     nb::class_<Image>(m, "Image")
-        .def(nb::init<nb::object, bool, std::string>(), nb::arg("source"), nb::arg("map"), nb::arg("name"))
+        .def(nb::init<nb::object, bool, std::string, bool>(), nb::arg("source"), nb::arg("map"),
+             nb::arg("name"), nb::arg("huge") = false)
+        .def("pages", &pages)
         .def_prop_ro("bytes", [](const Image &self) { return self.image.bytes; })
         .def_prop_ro("meta_bytes", [](const Image &self) { return self.image.meta_bytes; })
         .def_prop_ro("address", [](const Image &self) {

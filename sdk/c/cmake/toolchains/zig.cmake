@@ -5,7 +5,9 @@
 #         -DZIG_TARGET=thumb-freestanding-eabihf -DZIG_CPU=cortex_m33+fp_armv8d16sp
 # zig spells a core with an underscore and leaves out its FPU, DSP and MVE: add them to ZIG_CPU.
 #   Cortex-M4  thumb-freestanding-eabihf  cortex_m4+vfp4d16sp
-#   Cortex-M55 thumb-freestanding-eabihf  cortex_m55+mve_fp+fp_armv8d16
+#   Cortex-M7  thumb-freestanding-eabihf  cortex_m7+fp_armv8d16sp
+#   Cortex-M33 thumb-freestanding-eabihf  cortex_m33+dsp+fp_armv8d16sp
+#   Cortex-M55 thumb-freestanding-eabihf  cortex_m55+mve+fp_armv8d16sp (not mve_fp: docs/numerics.md section 4)
 #   Cortex-A53 aarch64-freestanding-none  cortex_a53
 #   RV64GC     riscv64-freestanding-none  generic_rv64+m+a+f+d+c
 include(${CMAKE_CURRENT_LIST_DIR}/bare.cmake)

@@ -29,6 +29,9 @@ typedef struct colibri_matrix {
     uint32_t order;   /* COLIBRI_ORDER_* */
 } colibri_matrix;
 
+/* Alignment, as the engine has it: codes of weights at multiples of 16, of activations of 4; keys and values of attend at
+ * multiples of 4 when head_size is even. */
+
 /* out[o(t)][r] = dot(weight row r, in[i(t)]) + bias[r] for t < tokens and the rows of the call.
  * Quantised weights read codes and scales of the activation, float weights read values. */
 typedef struct colibri_matmul {
@@ -84,6 +87,10 @@ struct colibri_kernels {
 };
 
 extern const colibri_kernels colibri_kernels_ref;
+
+/* Cortex-M: with the DSP extension (M4, M7, M33), with Helium (M55, M85). Built for such a CPU only. */
+extern const colibri_kernels colibri_kernels_dsp;
+extern const colibri_kernels colibri_kernels_mve;
 
 /* AArch64: any core; with SDOT; with SMMLA too. RISC-V: V 1.0. Firmware links the one for its core. */
 extern const colibri_kernels colibri_kernels_neon;

@@ -40,8 +40,7 @@ static float score(const colibri_attend *a, uint32_t position)
     return colibri_sums_tree(&s) * a->scale;
 }
 
-/* Scores become exp(score - maximum); returns one over their sum, the sink included. */
-static float soften(float *scores, uint32_t n, const float *sink)
+float colibri_ref_soften(float *scores, uint32_t n, const float *sink)
 {
     float maximum = sink != NULL ? *sink : scores[0];
     for (uint32_t p = 0; p < n; p++)
@@ -62,7 +61,7 @@ void colibri_ref_attend(const colibri_attend *a)
 {
     for (uint32_t p = 0; p < a->positions; p++)
         a->scores[p] = score(a, p);
-    float inverse = soften(a->scores, a->positions, a->sink);
+    float inverse = colibri_ref_soften(a->scores, a->positions, a->sink);
     for (uint32_t i = 0; i < a->value_size; i++)
         a->out[i] = 0.0f;
     for (uint32_t p = 0; p < a->positions; p++) {

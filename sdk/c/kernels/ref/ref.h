@@ -11,4 +11,7 @@ void colibri_ref_rms_norm(const float *x, const float *weight, uint32_t n, float
 void colibri_ref_silu_gate(float *gate, const float *up, uint32_t n);
 void colibri_ref_attend(const colibri_attend *a);
 
+/* Scores become exp(score - maximum); returns one over their sum, the sink (or NULL) included. */
+float colibri_ref_soften(float *scores, uint32_t n, const float *sink);
+
 #endif

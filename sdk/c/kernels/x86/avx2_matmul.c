@@ -148,7 +148,7 @@ static void token_quantised(const colibri_matmul *m, uint32_t in_row, uint32_t b
 
 void colibri_avx2_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
-    if (m->weight->order == COLIBRI_ORDER_TILES) {
+    if (m->weight->order == COLIBRI_ORDER_TILES && m->weight->groups != 0) {
         colibri_avx2_matmul_tiles(m, row_begin, row_end);
         return;
     }

@@ -68,12 +68,14 @@ static inline void colibri_tile_rows(const colibri_matmul *m, uint32_t begin, ui
     p.w = m->weight;
     for (uint32_t token = 0; token < m->tokens; token += p.tokens) {
         p.tokens = k->tokens(m->tokens - token);
-        for (p.first_group = 0; p.first_group < p.w->groups; p.first_group += p.groups) {
+        p.first_group = 0;
+        do { /* once for a matrix without columns too: its product is +0 */
             uint32_t left = p.w->groups - p.first_group;
             p.groups = left < COLIBRI_PASS_GROUPS ? left : COLIBRI_PASS_GROUPS;
             colibri_pass_set(&p, m, token, p.w->type == COLIBRI_Q4 ? 8 : k->q8_offset);
             k->tiles(&p, begin, end);
-        }
+            p.first_group += p.groups;
+        } while (p.first_group < p.w->groups);
         for (uint32_t t = 0; m->bias != NULL && t < p.tokens; t++)
             for (uint32_t r = begin; r < end; r++)
                 p.out[t][r] = p.out[t][r] + m->bias[r];

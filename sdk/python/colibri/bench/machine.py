@@ -24,7 +24,9 @@ from colibri import _core
 LEAST_PROBE_BYTES = 512 << 20
 CACHES_BEYOND = 4  # the probe reads so many times the last-level cache
 AHEAD = (0, 2048, 4096, 8192)  # bytes that the reading loop prefetches ahead
-PEAK_SECONDS = 0.1
+PEAK_SECONDS = 0.025
+TRIES = 3  # of which the best counts: other work can only slow a probe down
+BUSY_LOAD = 0.5  # programs a core that spoil a measurement
 PAGES = {"4 KiB": False, "2 MiB": True}
 
 
@@ -69,7 +71,10 @@ class Bandwidth:
     def by_pages(self, threads: int) -> list[Reading]:
         """A measurement for each kind of page that the system gives."""
         chosen = [(pages, self._ahead[threads, pages]) for pages in self._probes]
-        return [Reading(self._read(threads, p, ahead), p, ahead) for p, ahead in chosen]
+        return [
+            Reading(max(self._read(threads, pages, ahead) for _ in range(TRIES)), pages, ahead)
+            for pages, ahead in chosen
+        ]
 
     def _read(self, threads: int, pages: str, ahead: int) -> float:
         probe = self._probes[pages]
@@ -82,13 +87,13 @@ class Peak:
     def __init__(self, seconds: float = PEAK_SECONDS) -> None:
         self.instruction = _core.int8_kernel()
         self._rounds = 1000
-        while (taken := _core.int8_run(1, self._rounds)[0]) < seconds / 4:
+        while (taken := _core.int8_run(1, self._rounds)[0]) < seconds / 2:
             self._rounds = int(self._rounds * min(10.0, seconds / max(taken, 1e-6)))
 
     def sample(self, threads: int) -> float:
-        """GMAC/s of all threads together."""
-        seconds, macs = _core.int8_run(threads, self._rounds)
-        return macs / seconds / 1e9
+        """GMAC/s of all threads together, the best of a few tries."""
+        tries = [_core.int8_run(threads, self._rounds) for _ in range(TRIES)]
+        return max(macs / seconds for seconds, macs in tries) / 1e9
 
 
 def probe_bytes() -> int:
@@ -99,9 +104,18 @@ def probe_bytes() -> int:
 
 
 def facts() -> dict[str, Any]:
-    """The machine, as its system describes it."""
+    """The machine, as its system describes it; `load` is of the minute before."""
     return {"cpu": _cpu_name(), "cores": os.cpu_count() or 1,
-            "last_level_cache_bytes": last_level_cache()}  # fmt: skip
+            "last_level_cache_bytes": last_level_cache(),
+            "load": round(os.getloadavg()[0], 2)}  # fmt: skip
+
+
+def busy(machine: dict[str, Any]) -> str | None:
+    """What to say when other work got in the way, by `facts` from before the measurement."""
+    if machine["load"] < BUSY_LOAD * machine["cores"]:
+        return None
+    return (f"note: {machine['load']:g} programs were running on {machine['cores']} cores before "
+            "the measurement: figures of several threads say little")  # fmt: skip
 
 
 def last_level_cache() -> int:

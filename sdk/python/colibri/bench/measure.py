@@ -103,7 +103,7 @@ def measure(image: Path, bench: Bench, feed: Feed, advance: Progress) -> dict[st
     advance : callable
         Called with 1 after each of `bench.steps` pieces of work.
     """
-    opened = Image(image)
+    opened, machine = Image(image), facts()
     traced = _trace(opened, bench, feed)
     advance(1)
     bandwidth = Bandwidth(bench.probe_bytes or default_probe_bytes(), bench.threads)
@@ -116,7 +116,7 @@ def measure(image: Path, bench: Bench, feed: Feed, advance: Progress) -> dict[st
                   "family": opened.notes.get("family"), "recipe": opened.notes.get("recipe"),
                   "synthetic": opened.notes.get("synthetic")},
         "settings": _settings(opened, bench, feed),
-        "machine": {**facts(), **_machine(bandwidth, peak, samples),
+        "machine": {**machine, **_machine(bandwidth, peak, samples),
                     "weights_in_huge_pages_bytes": huge_bytes_at(opened.core.address)},
         "traced": {"decode_bytes_per_token": round(traced.decode.bytes / bench.new),
                    "decode_macs_per_token": round(traced.decode.macs / bench.new),

@@ -16,6 +16,7 @@ from colibri.units import format_bytes
 Finding = tuple[str, str]
 
 _GIB = 1 << 30
+MAX_CORES = 16  # COLIBRI_SMP_WORKERS
 # Above these a size is more likely a typing error than a board.
 CLASS_LIMIT = {
     "tcm": 4 << 20,
@@ -27,6 +28,8 @@ CLASS_LIMIT = {
     "dram": 128 * _GIB,
 }
 _ISA_OF_TARGET = {
+    "cortex-m4": ("armv7e-m",),
+    "cortex-m7": ("armv7e-m",),
     "cortex-m33": ("armv8-m.main", "armv8.1-m.main"),
     "cortex-m55": ("armv8.1-m.main",),
     "aarch64": ("armv8-a", "armv8.2-a", "armv9-a"),
@@ -34,7 +37,7 @@ _ISA_OF_TARGET = {
     "aarch64-linux-musl": ("armv8-a", "armv8.2-a", "armv9-a"),
 }
 _BARE_KEYS = ("code_region", "data_region", "model_region", "stack_bytes", "reserve_bytes")
-_BARE_OPTIONAL = ("code_offset", "qemu_machine", "unicorn_cpu")
+_BARE_OPTIONAL = ("code_offset", "qemu_machine", "unicorn_cpu", "psci")
 _LINUX_KEYS = ("os_reserve_bytes", "os_reserve_reason", "os_reserve_source")
 _LINUX_OPTIONAL = ("os_reserve_cls",)
 
@@ -54,7 +57,8 @@ def check_board(board: Board) -> Iterator[Finding]:
     yield from _check_firmware_keys(board.os, board.firmware)
     yield from _check_target(board.firmware, board.cores[0], board.os)
     if board.os == "none":
-        yield from _check_placement(board.firmware, board.regions)
+        yield from _check_placement(board.firmware, board.regions, board.firmware_cores)
+        yield from _check_psci(board.firmware, board.cores[0])
     else:
         yield from _check_os_reserve(board.firmware, board.regions)
     yield from _check_budgets(board.budgets, board.regions)
@@ -201,7 +205,16 @@ def _check_target(firmware: Firmware, core: Core, os: str) -> Iterator[Finding]:
         )
 
 
-def _check_placement(firmware: Firmware, regions: Sequence[Region]) -> Iterator[Finding]:
+def _check_psci(firmware: Firmware, core: Core) -> Iterator[Finding]:
+    if firmware.psci and firmware.target != "aarch64":
+        yield "firmware.psci", f"is for target aarch64, not {firmware.target}; remove it"
+    if firmware.psci and core.count > MAX_CORES:
+        yield "firmware.psci", f"firmware uses {MAX_CORES} cores at most, not {core.count}"
+
+
+def _check_placement(
+    firmware: Firmware, regions: Sequence[Region], cores: int
+) -> Iterator[Finding]:
     """Code, data and model go to regions that exist and can hold them."""
     by_name = {region.name: region for region in regions}
     for key, need in (("code_region", "x"), ("data_region", "w"), ("model_region", "r")):
@@ -215,12 +228,13 @@ def _check_placement(firmware: Firmware, regions: Sequence[Region]) -> Iterator[
     code, data = by_name.get(firmware.code_region), by_name.get(firmware.data_region)
     if code:
         yield from _check_code_offset(firmware.code_offset, code)
-    needed = firmware.stack_bytes + firmware.reserve_bytes
+    needed = firmware.stack_bytes * cores + firmware.reserve_bytes
+    stacks = f"{cores} x stack_bytes" if cores > 1 else "stack_bytes"
     if data and needed > max(data.usable, 0):
         yield (
             "firmware",
             (
-                f"stack_bytes + reserve_bytes is {format_bytes(needed)}, but '{data.name}' has "
+                f"{stacks} + reserve_bytes is {format_bytes(needed)}, but '{data.name}' has "
                 f"{format_bytes(max(data.usable, 0))} usable"
             ),
         )

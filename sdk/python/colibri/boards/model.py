@@ -49,7 +49,10 @@ RegionKind = Literal["sram", "tcm", "dram", "psram", "nor", "mram", "rom"]
 StorageKind = Literal["sd", "emmc", "nvme", "nor", "mram", "semihost"]
 Access = Literal["r", "rw", "rx", "rwx"]
 FigureClass = Literal["measured", "declared", "theoretical"]
-Target = Literal["cortex-m33", "cortex-m55", "aarch64", "riscv64", "aarch64-linux-musl"]
+Target = Literal[
+    "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "aarch64", "riscv64",
+    "aarch64-linux-musl",
+]  # fmt: skip
 
 
 def _number(value: object) -> int | float:
@@ -233,6 +236,11 @@ class Firmware(_Table):
     reserve_bytes: Size = Field(default=0, description="static data of the runner: mailbox, logits")
     qemu_machine: Word | None = None
     unicorn_cpu: Word | None = None
+    psci: Literal["hvc", "smc"] | None = Field(
+        default=None,
+        description="AArch64: the instruction that reaches PSCI, which switches cores on; "
+        "without it firmware works on one core",
+    )
     # os = "linux"
     os_reserve_bytes: Size = Field(default=0, description="RAM that the system keeps for itself")
     os_reserve_reason: str = ""
@@ -327,6 +335,11 @@ class Board(_Table):
     def warnings(self) -> tuple[str, ...]:
         """What looks unlikely but is not an error, for example a 512 MiB SRAM."""
         return self._warnings
+
+    @property
+    def firmware_cores(self) -> int:
+        """Cores that bare-metal firmware can use; each has a stack."""
+        return self.cores[0].count if self.firmware.psci else 1
 
     def region(self, name: str) -> Region:
         """The region called `name`."""

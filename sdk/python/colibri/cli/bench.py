@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from colibri.bench.machine import busy
 from colibri.bench.measure import Bench, measure
 from colibri.bench.synthetic import Routing, Synthetic, make_synthetic
 from colibri.bench.trace import Feed
@@ -171,6 +172,8 @@ def _show(fields: dict[str, Any]) -> None:
     out.print(_speed_table(fields), "")
     out.print(_machine_table(machine), "")
     out.print(_facts(fields), soft_wrap=True)
+    if said := busy(machine):
+        note(said, style="yellow")
     if image["bytes"] <= machine["last_level_cache_bytes"]:
         note("note: the weights fit the last-level cache, so the share of the read bandwidth "
              "says little", style="yellow")  # fmt: skip

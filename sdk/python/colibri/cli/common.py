@@ -42,6 +42,14 @@ BatchOption = Annotated[
 WorkersOption = Annotated[
     int, typer.Option("--workers", min=1, help="Threads that share the work.")
 ]
+PagesOption = Annotated[
+    Literal["4k", "huge"],
+    typer.Option(
+        "--pages",
+        help="4k: map the file. huge: copy it into huge pages (Linux): faster to read, but the "
+        "file is read first and takes RAM of its size.",
+    ),
+]
 KvOption = Annotated[Kv, typer.Option("--kv", help="How the KV cache stores its numbers.")]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")

@@ -47,6 +47,14 @@ def pack(
         Path | None,
         typer.Option("--recipe", metavar="FILE", help="TOML file with a type per role."),
     ] = None,
+    calibrate: Annotated[
+        Path | None,
+        typer.Option(
+            "--calibrate",
+            metavar="FILE",
+            help="UTF-8 text, or .json list of token ids, that q8 and q4 shall lose least on.",
+        ),
+    ] = None,
     layout: Annotated[
         Literal["monolithic", "sharded", "hybrid"],
         typer.Option("--layout", help="Everything in one file, or experts beside it."),
@@ -77,7 +85,8 @@ def pack(
     with progress("packing") as bar:
         packed = pack_checkpoint(
             checkpoint, output, quant=quant, group=group, recipe=recipe,
-            order=order_of_target(target), jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
+            order=order_of_target(target), calibration_text=calibrate,
+            jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
         )  # fmt: skip
     if as_json:
         emit_json(_fields(packed))

@@ -16,6 +16,7 @@ from colibri.cli.common import (
     ImageArgument,
     JsonOption,
     KvOption,
+    PagesOption,
     WorkersOption,
     bar,
     command,
@@ -41,6 +42,7 @@ def plan(
     batch: BatchOption = None,
     workers: WorkersOption = 1,
     kv: KvOption = "f32",
+    pages: PagesOption = "4k",
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -49,7 +51,9 @@ def plan(
     """
     from colibri.planner import plan as make_plan
 
-    made = make_plan(image, board, context=context, batch=batch, workers=workers, kv=kv)
+    made = make_plan(
+        image, board, context=context, batch=batch, workers=workers, kv=kv, pages=pages
+    )
     if as_json:
         emit_json(made.to_json())
     else:

@@ -14,6 +14,7 @@ from colibri.cli.common import (
     ImageArgument,
     JsonOption,
     KvOption,
+    PagesOption,
     WorkersOption,
     command,
     emit_json,
@@ -36,6 +37,7 @@ from colibri.generate import DEFAULT_NEW_TOKENS, Generation, generate
 
 if TYPE_CHECKING:
     from colibri.engine import Engine
+    from colibri.image import Pages
     from colibri.tokenizer import Tokenizer
 
 app = command("Run an image on this machine and print what it says.")
@@ -60,13 +62,14 @@ def run(
     context: ContextOption = None,
     batch: BatchOption = None,
     kv: KvOption = "f32",
+    pages: PagesOption = "4k",
     as_json: JsonOption = False,
 ) -> None:
     """Run an image on this machine and print what it says."""
     from colibri.engine import Engine
     from colibri.image import Image
 
-    opened = Image(image)
+    opened = Image(image, pages=pages)
     request = build_request(
         opened,
         prompt=prompt,
@@ -87,6 +90,8 @@ def run(
     if writer:
         writer.close()
         note(_summary(done, engine, workers), style="dim")
+        if pages == "huge":
+            note(f"pages: {opened.pages}", style="dim")
     else:
         emit_json(result_fields(done, tokenizer) | _run_fields(done, engine, workers))
 
@@ -107,11 +112,17 @@ def _run_fields(done: Generation, engine: Engine, workers: int) -> dict[str, Any
         "kernels": engine.kernels,
         "workers": workers,
         "context": engine.context,
+        "pages": _pages_fields(engine.image.pages),
         "measured": {
             "prefill_tok_s": _rate(done.prompt_tokens, done.prefill_seconds),
             "decode_tok_s": _rate(done.decode_steps, done.decode_seconds),
         },
     }
+
+
+def _pages_fields(pages: Pages) -> dict[str, Any]:
+    fields = pages._asdict()
+    return fields | {"load_seconds": round(fields["load_seconds"], 6)}
 
 
 def _rate(count: int, seconds: float) -> float | None:

@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "dsp.h"
+
+#include "../ref/ref.h"
+
+const colibri_kernels colibri_kernels_dsp = {
+    .struct_bytes = sizeof(colibri_kernels),
+    .name = "dsp",
+    .quantize = colibri_ref_quantize,
+    .matmul = colibri_dsp_matmul,
+    .rms_norm = colibri_ref_rms_norm,
+    .silu_gate = colibri_ref_silu_gate,
+    .attend = colibri_dsp_attend,
+};
