@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AArch64 with FEAT_DotProd (Cortex-A55, A75 and later). */
 #define COLIBRI_TILE_TOKENS 4
-#include "ahead.h"
 #include "dot.h"
 
 COLIBRI_INLINE void tile_q8(const uint8_t *codes, const int8_t *const x[], uint32_t group, int tokens,

@@ -5,6 +5,7 @@
 
 #include <arm_neon.h>
 
+#include "ahead.h"
 #include "unroll.h"
 
 /* Sixteen rows x four columns of signed bytes meet lane `lane` of each token's activations. The lane is

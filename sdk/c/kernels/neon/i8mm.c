@@ -2,7 +2,6 @@
 /* AArch64 with FEAT_I8MM (Cortex-A510, A710, X2, Neoverse V1, N2): several tokens by SMMLA, which takes
  * two rows and two tokens of eight columns; one token by SDOT. */
 #define COLIBRI_TILE_TOKENS 4
-#include "ahead.h"
 #include "dot.h"
 
 /* Rows 4r .. 4r + 3: a register of four columns and one of the next four become two of two rows. */
