@@ -90,11 +90,14 @@ _ALL = (
     Cpu("cortex-m55", "cortex-m55", ("qemu-system-arm", "-M", "mps3-an547"),
         frozenset({"dsp", "mve"}), Memory(0, _MIB // 2, 0x21000000, 2 * _MIB)),
     Cpu("cortex-a53", _A64, ("qemu-aarch64", "-cpu", "cortex-a53"), frozenset({"neon"})),
+    Cpu("cortex-a76", _A64, ("qemu-aarch64", "-cpu", "cortex-a76"),
+        frozenset({"neon", "dotprod"})),
     Cpu("aarch64-max", _A64, ("qemu-aarch64", "-cpu", "max"),
         frozenset({"neon", "dotprod", "i8mm"})),
     Cpu("rv64", _RV64, ("qemu-riscv64", "-cpu", "rv64")),
-    Cpu("rv64-v128", _RV64, ("qemu-riscv64", "-cpu", "rv64,v=true,vlen=128"), frozenset({"v"})),
-    Cpu("rv64-v256", _RV64, ("qemu-riscv64", "-cpu", "rv64,v=true,vlen=256"), frozenset({"v"})),
+    Cpu("rv64-v128", _RV64, ("qemu-riscv64", "-cpu", "rv64,v=true,vlen=128"), frozenset({"rvv"})),
+    Cpu("rv64-v256", _RV64, ("qemu-riscv64", "-cpu", "rv64,v=true,vlen=256"), frozenset({"rvv"})),
+    Cpu("rv64-v512", _RV64, ("qemu-riscv64", "-cpu", "rv64,v=true,vlen=512"), frozenset({"rvv"})),
 )  # fmt: skip
 CPUS = {cpu.name: cpu for cpu in _ALL}
 
@@ -126,7 +129,7 @@ def kernel_sources(
     gcc = isinstance(find_toolchain(cpu.target, toolchain), Gcc)
     sources = [Source(root / "src" / name, ("-O2",)) for name in ("float_math.c", "crc32.c")]
     for part in dict.fromkeys((REF, table)):
-        flags = ("-O2", *(part.gcc if gcc else part.zig))
+        flags = ("-O2", *((part.gcc or ()) if gcc else part.zig))
         found = {
             f for pattern in part.files for f in (root / "kernels" / part.folder).glob(pattern)
         }

@@ -144,7 +144,7 @@ def build_firmware(
     with _new_folder(output) as folder:
         bare = board.os == "none"
         layout = board_layout(board, needs.bytes, needs.vocabulary) if bare else None
-        table = pick_table(target, board.cores[0], kernels)
+        table = pick_table(target, board.cores[0], kernels, compiler=compiler.name)
         build = _Build(board, needs, compiler, folder, table, optimise)
         if layout is not None:
             build.bare_metal(layout)
@@ -225,7 +225,7 @@ class _Build:
     def _kernels(self, folder: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
         """Files of the reference and of the chosen table, with the flags that are their own."""
         for table in dict.fromkeys((REF, self.table)):
-            flags = table.gcc if isinstance(self.compiler, Gcc) else table.zig
+            flags = (table.gcc or ()) if isinstance(self.compiler, Gcc) else table.zig
             found = {f for pattern in table.files for f in (folder / table.folder).glob(pattern)}
             yield from ((path, flags) for path in sorted(found))
 

@@ -18,8 +18,9 @@ class KernelTable:
     """One table: sdk/c/kernels/<folder>, its symbol, and what a core and a compiler need for it.
 
     `targets` are names of `toolchain.TARGETS`; `zig` and `gcc` are flags that its files get after
-    the target's own.  `files` are patterns within the folder.  What a table does not speed up it
-    borrows from the reference, which is always compiled.
+    the target's own; `gcc` is None where GCC cannot compile it, whose builds take the next table
+    then.  `files` are patterns within the folder.  What a table does not speed up it borrows from
+    the reference, which is always compiled.
     """
 
     name: str
@@ -28,7 +29,7 @@ class KernelTable:
     targets: tuple[str, ...]
     features: tuple[str, ...] = ()
     zig: tuple[str, ...] = ()
-    gcc: tuple[str, ...] = ()
+    gcc: tuple[str, ...] | None = ()
     files: tuple[str, ...] = ("*.c",)
 
 
@@ -48,31 +49,59 @@ MVE = KernelTable(
     files=("*.c", "../dsp/attend.c"),
 )  # fmt: skip
 
-# The fastest last.
-TABLES: tuple[KernelTable, ...] = (REF, DSP, MVE)
+_AARCH64 = ("aarch64", "aarch64-linux-musl")
+_NEON = ("vector.c", "attend.c", "floats.c")
+
+# The fastest last.  GCC takes the features of AArch64 from the name of a CPU that has them, and
+# GCC 12 has no RISC-V vectors.
+TABLES: tuple[KernelTable, ...] = (
+    REF,
+    DSP,
+    MVE,
+    KernelTable("neon", "neon", "colibri_kernels_neon", _AARCH64, ("neon",),
+                files=(*_NEON, "plain.c")),
+    KernelTable("neon-dot", "neon", "colibri_kernels_neon_dot", _AARCH64, ("neon", "dotprod"),
+                zig=("-mcpu=cortex_a53+dotprod",), gcc=("-mcpu=cortex-a55",),
+                files=(*_NEON, "dot.c")),
+    KernelTable("neon-i8mm", "neon", "colibri_kernels_neon_i8mm", _AARCH64,
+                ("neon", "dotprod", "i8mm"),
+                zig=("-mcpu=cortex_a53+dotprod+i8mm",), gcc=("-mcpu=cortex-a55+i8mm",),
+                files=(*_NEON, "i8mm.c")),
+    KernelTable("rvv", "rvv", "colibri_kernels_rvv", ("riscv64",), ("rvv",),
+                zig=("-mcpu=generic_rv64+m+a+f+d+c+v",), gcc=None),
+)  # fmt: skip
 
 
-def tables_for(target: str, core: Core) -> list[KernelTable]:
-    """Tables that a core can run when code is compiled for a target; the fastest last."""
+def tables_for(target: str, core: Core, compiler: str = "zig") -> list[KernelTable]:
+    """Tables that a core can run and a compiler can make for a target; the fastest last."""
     return [
         table
         for table in TABLES
-        if table is REF or (target in table.targets and set(table.features) <= set(core.features))
+        if table is REF
+        or (
+            target in table.targets
+            and set(table.features) <= set(core.features)
+            and (compiler != "gcc" or table.gcc is not None)
+        )
     ]
 
 
-def pick_table(target: str, core: Core, name: str = "auto") -> KernelTable:
+def pick_table(
+    target: str, core: Core, name: str = "auto", *, compiler: str = "zig"
+) -> KernelTable:
     """The fastest table, or the one that is asked for.
 
     Raises
     ------
     BuildError
-        When the core cannot run that table; the message names those it can.
+        When the core cannot run that table, or the compiler cannot make it; the message names
+        those that fit.
     """
-    fit = {table.name: table for table in tables_for(target, core)}
+    fit = {table.name: table for table in tables_for(target, core, compiler)}
     if name == "auto":
         return list(fit.values())[-1]
     if name not in fit:
-        raise BuildError(f"core {core.id} cannot run '{name}' when built for {target}",
-                         field="--kernels", hint=f"one of auto, {', '.join(fit)}")  # fmt: skip
+        raise BuildError(
+            f"core {core.id} cannot run '{name}' when built for {target} by {compiler}",
+            field="--kernels", hint=f"one of auto, {', '.join(fit)}")  # fmt: skip
     return fit[name]

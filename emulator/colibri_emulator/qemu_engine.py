@@ -44,6 +44,7 @@ _MACHINE_OPTIONS = {
     "aarch64": ("-cpu", "cortex-a53"),
     "riscv64": ("-cpu", "rv64", "-bios", "none"),
 }
+_VECTOR_CPU = "rv64,v=true,vlen=128"  # the shortest registers that V allows
 _QUIET = (
     "-display", "none", "-monitor", "none", "-serial", "none", "-nodefaults", "-net", "none",
 )  # fmt: skip
@@ -88,15 +89,8 @@ class QemuMachine:
         """Runs one request to its end or to a fault."""
         assert firmware.layout is not None
         program = Program(firmware.elf)
-        fw = self._board.firmware
-        command = [qemu_program(self._board), "-M", fw.qemu_machine or ""]
-        if fw.qemu_machine in _SIZED:
-            ram = self._board.region(fw.data_region).size
-            command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
-        if request.workers > 1:
-            command += ["-smp", str(self._board.firmware_cores)]
         run = run_bare(
-            command,
+            self._command(request),
             program,
             {
                 firmware.layout.model_base: firmware.model,
@@ -114,6 +108,19 @@ class QemuMachine:
             notes += (f"{cores} cores were at work; instructions are not counted over several",)
         ending = Ending(self.name, run.instructions, fault_of(run.box, program), notes)
         return result_from_mailbox(firmware, run.box, ending)
+
+    def _command(self, request: Request) -> list[str]:
+        """QEMU with the board's machine."""
+        fw = self._board.firmware
+        command = [qemu_program(self._board), "-M", fw.qemu_machine or ""]
+        if fw.qemu_machine in _SIZED:
+            ram = self._board.region(fw.data_region).size
+            command += ["-m", f"{ram >> 20}M", *_MACHINE_OPTIONS.get(fw.target, ())]
+            if "rvv" in self._board.cores[0].features:
+                command += ["-cpu", _VECTOR_CPU]
+        if request.workers > 1:
+            command += ["-smp", str(self._board.firmware_cores)]
+        return command
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from colibri_emulator.mailbox import KV_TYPES, Request
 from colibri_emulator.qemu_engine import counting, read_count
 
 PROGRAM = "qemu-aarch64"
+_CPUS = ("cortex-a53", "cortex-a72", "cortex-a76")  # of QEMU 7.2
 
 
 class QemuUserMachine:
@@ -27,7 +28,9 @@ class QemuUserMachine:
         memory = [region for region in board.regions if region.kind == "dram"]
         self._region = max(memory, key=lambda region: region.usable).name
         self.target: str = board.firmware.target
-        self.name = f"{PROGRAM} (Linux user mode)"
+        core = board.cores[0].cpu
+        self._cpu = core if core in _CPUS else "max"
+        self.name = f"{PROGRAM} {self._cpu} (Linux user mode)"
         self.notes: tuple[str, ...] = (
             "the memory of the board is not enforced under qemu-user; --machine native does that",
         )
@@ -36,7 +39,7 @@ class QemuUserMachine:
         """Runs one request to its end."""
         with tempfile.TemporaryDirectory(prefix="cq-") as name:
             log = Path(name) / "log"
-            command = [PROGRAM, "-cpu", "cortex-a53"]
+            command = [PROGRAM, "-cpu", self._cpu]
             # The count is not atomic over threads.
             if request.workers <= 1:
                 command += counting(PROGRAM, log)

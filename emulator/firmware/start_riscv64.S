@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* RV64 start-up in machine mode: traps recorded, FP on, one hart; the others sleep. */
+/* RV64 start-up in machine mode: traps recorded, FP and vectors on, one hart; the others sleep. */
     .section .text.start, "ax"
     .globl _start
     .type _start, @function
@@ -12,7 +12,7 @@ _start:
     .option pop
     la t0, trap
     csrw mtvec, t0
-    li t0, 0x6000               /* mstatus.FS = dirty */
+    li t0, 0x6600               /* mstatus.FS, VS = dirty; a hart without vectors leaves VS at zero */
     csrs mstatus, t0
     csrw fcsr, zero             /* round to nearest */
     la sp, __stack_top

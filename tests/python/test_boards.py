@@ -24,6 +24,7 @@ IDS = [
     "pimoroni-pico-plus-2",
     "qemu-virt-aarch64-2gb",
     "qemu-virt-riscv64",
+    "qemu-virt-riscv64v",
     "raspberry-pi-5-2gb",
     "raspberry-pi-zero-2w",
     "st-stm32n6570-dk",

@@ -20,6 +20,7 @@ from colibri.errors import BuildError, DoesNotFitError
 from colibri.image import Image
 from colibri_emulator.build_firmware import Firmware, build_firmware, load_firmware
 from colibri_emulator.image_needs import image_needs
+from colibri_emulator.kernel_tables import pick_table
 from colibri_emulator.layout import CODE_BYTES, MAX_REGIONS, Layout, board_layout
 from colibri_emulator.mailbox import Mailbox
 from colibri_emulator.symbols import Program
@@ -30,7 +31,7 @@ Packed = Callable[[str], Path]
 
 BARE = (
     "pimoroni-pico-plus-2", "st-stm32n6570-dk", "arm-mps3-an547", "qemu-virt-aarch64-2gb",
-    "qemu-virt-riscv64",
+    "qemu-virt-riscv64", "qemu-virt-riscv64v",
 )  # fmt: skip
 NEEDED = {"memcpy", "memmove", "memset", "memcmp"}
 IMAGE_BYTES, VOCABULARY = 5_289_152, 4096
@@ -326,3 +327,34 @@ def test_memcmp_orders_unsigned_bytes(mem: ctypes.CDLL) -> None:
     for a, b in ((b"abc", b"abc"), (b"abd", b"abc"), (b"\x80", b"\x7f"), (b"", b"")):
         got = mem.own_memcmp(a, b, ctypes.c_size_t(len(a)))
         assert (got > 0) - (got < 0) == (a > b) - (a < b)
+
+
+# Kernel tables
+
+
+@pytest.mark.parametrize(
+    ("board", "compiler", "want"),
+    [
+        ("raspberry-pi-zero-2w", "zig", "neon"),
+        ("raspberry-pi-5-2gb", "zig", "neon-dot"),
+        ("qemu-virt-aarch64-2gb", "gcc", "neon"),
+        ("qemu-virt-riscv64", "zig", "ref"),
+        ("qemu-virt-riscv64v", "zig", "rvv"),
+        ("qemu-virt-riscv64v", "gcc", "ref"),
+    ],
+)
+def test_table_is_the_fastest_that_core_and_compiler_have(
+    board: str, compiler: str, want: str
+) -> None:
+    loaded = load_board(board)
+    target, core = loaded.firmware.target, loaded.cores[0]
+    assert pick_table(target, core, compiler=compiler).name == want
+    assert pick_table(target, core, "ref", compiler=compiler).name == "ref"
+
+
+def test_table_that_does_not_fit_is_refused() -> None:
+    board = load_board("qemu-virt-riscv64v")
+    with pytest.raises(BuildError, match=r"cannot run 'rvv' when built for riscv64 by gcc.*ref"):
+        pick_table("riscv64", board.cores[0], "rvv", compiler="gcc")
+    with pytest.raises(BuildError, match=r"one of auto, ref, neon$"):
+        pick_table("aarch64", load_board("qemu-virt-aarch64-2gb").cores[0], "neon-dot")

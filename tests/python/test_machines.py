@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from functools import cache
@@ -17,6 +18,8 @@ from colibri.errors import EmulateError
 from colibri.generate import Generation, generate
 from colibri.generate import Request as HostRequest
 from colibri.image import Image
+from colibri.image_format import Order
+from colibri.pack import pack
 from colibri.planner import plan
 from colibri.sampling import Sampling
 from colibri_emulator import machine as machines
@@ -29,16 +32,17 @@ from needs import need
 Packed = Callable[[str], Path]
 
 PICO, N6, AN547 = "pimoroni-pico-plus-2", "st-stm32n6570-dk", "arm-mps3-an547"
-A53, RV64, LINUX = "qemu-virt-aarch64-2gb", "qemu-virt-riscv64", "ti-sk-am62"
+A53, RV64, RVV = "qemu-virt-aarch64-2gb", "qemu-virt-riscv64", "qemu-virt-riscv64v"
+LINUX, A76 = "ti-sk-am62", "raspberry-pi-5-2gb"
 CONTEXT, KV, NEW = 128, "f16", 4
 PROGRAM = {AN547: "qemu-system-arm", A53: "qemu-system-aarch64", RV64: "qemu-system-riscv64",
-           LINUX: "qemu-aarch64"}  # fmt: skip
+           RVV: "qemu-system-riscv64", LINUX: "qemu-aarch64", A76: "qemu-aarch64"}  # fmt: skip
 RUNS = [
     (board, engine, toolchain)
     for board, engine in ((PICO, "unicorn"), (N6, "unicorn"), (AN547, "qemu"), (A53, "unicorn"),
-                          (A53, "qemu"), (RV64, "unicorn"), (RV64, "qemu"))
+                          (A53, "qemu"), (RV64, "unicorn"), (RV64, "qemu"), (RVV, "qemu"))
     for toolchain in ("zig", "gcc")
-] + [(LINUX, "qemu", "zig")]  # fmt: skip
+] + [(LINUX, "qemu", "zig"), (A76, "qemu", "zig")]  # fmt: skip
 
 
 @pytest.fixture(scope="session")
@@ -113,9 +117,9 @@ def test_tokens_bits_and_plan_are_the_hosts(
             for row in region.buffers
             if row.name not in ("firmware", "logits", "image", "reserved", "os")
         }
-        or board == LINUX
+        or made.layout is None
     )
-    if board != LINUX:
+    if made.layout is not None:
         assert 0 < result.stack_high_water < result.stack_bytes // 2
         assert result.stack_bytes == load_board(board).firmware.stack_bytes
     assert result.instructions is not None
@@ -165,19 +169,10 @@ def test_thumb_is_counted_like_qemu_counts_it(
 def test_aarch64_starts_from_every_exception_level(
     options: str, firmware: Build, prompt: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from colibri_emulator.qemu_engine import QemuMachine
-
     machine = machine_for(A53, "qemu", "zig")
-    assert isinstance(machine, QemuMachine)
     made = firmware(A53, machine.target, "zig")
     plain = machine.run(made, request(prompt[:2], max_new_tokens=1))
-    command = machine._command
-
-    def with_options(*arguments: object) -> list[str]:
-        words = command(*arguments)  # type: ignore[arg-type]
-        return [f"virt,{options}" if word == "virt" else word for word in words]
-
-    monkeypatch.setattr(machine, "_command", with_options)
+    machine = smp_machine(monkeypatch, "zig", (), f"virt,{options}")
     other = machine.run(made, request(prompt[:2], max_new_tokens=1))
     assert other.ok
     assert other.logits_crc32 == plain.logits_crc32
@@ -190,6 +185,43 @@ def test_linux_board_with_threads_gives_the_same_bits(
     result = machine.run(firmware(LINUX, machine.target, "zig"), request(prompt, workers=3))
     assert (list(result.tokens), result.logits_crc32) == (host.tokens, host.logits_crc32)
     assert result.instructions is None  # not exact over threads, so not given
+
+
+@pytest.fixture(scope="session")
+def tiles(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The demo model with its weights in tiles, as wide vectors read them."""
+    path = tmp_path_factory.mktemp("tiles") / "q4.colibri"
+    pack(demo, path, quant="q4", order=Order.TILES, jobs=os.cpu_count() or 1)
+    return path
+
+
+def with_features(board: str, *features: str) -> Board:
+    """A board with another core, which QEMU's `max` is."""
+    loaded = load_board(board)
+    core = loaded.cores[0]
+    more = {"features": [*core.features, *features], "cpu": "neoverse-v1" if features else core.cpu}
+    return loaded.model_copy(update={"cores": [core.model_copy(update=more)]})
+
+
+@pytest.mark.parametrize(
+    ("board", "features", "kernels"),
+    [(A53, (), "neon"), (A76, (), "neon-dot"), (A76, ("i8mm",), "neon-i8mm"), (RVV, (), "rvv")],
+)
+def test_vector_kernels_read_tiles_with_the_hosts_bits(
+    board: str, features: tuple[str, ...], kernels: str, tiles: Path,
+    prompt: tuple[int, ...], host: Generation, tmp_path: Path,
+) -> None:  # fmt: skip
+    need(PROGRAM[board], "module:ziglang")
+    loaded = with_features(board, *features)
+    machine = pick_machine(loaded, "qemu")
+    made = build_firmware(
+        loaded, tiles, tmp_path / "b", toolchain="zig", kv=(KV,), copy_model=False
+    )
+    assert made.kernels == kernels
+    result = machine.run(made, request(prompt))
+    assert (list(result.tokens), result.logits_crc32) == (host.tokens, host.logits_crc32)
+    want = machine.run(made, Request(selftest=True, context=CONTEXT, kv=KV, max_new_tokens=0))
+    assert (want.status, want.stage) == (0, "selftest")
 
 
 def test_linux_program_tells_about_huge_pages(

@@ -92,6 +92,12 @@ extern const colibri_kernels colibri_kernels_ref;
 extern const colibri_kernels colibri_kernels_dsp;
 extern const colibri_kernels colibri_kernels_mve;
 
+/* AArch64: any core; with SDOT; with SMMLA too. RISC-V: V 1.0. Firmware links the one for its core. */
+extern const colibri_kernels colibri_kernels_neon;
+extern const colibri_kernels colibri_kernels_neon_dot;
+extern const colibri_kernels colibri_kernels_neon_i8mm;
+extern const colibri_kernels colibri_kernels_rvv;
+
 /* x86-64 with AVX2, or NULL when this CPU or build has none. */
 const colibri_kernels *colibri_kernels_avx2(void);
 
