@@ -156,13 +156,16 @@ def test_elf_agrees_with_the_layout(
 
 
 @pytest.mark.parametrize("toolchain", ["zig", "gcc"])
-def test_runtime_is_small_on_cortex_m33(toolchain: str, demo_image: Packed, tmp_path: Path) -> None:
-    """Everything in flash, the runner included, at -Os: at most 26 KiB."""
+@pytest.mark.parametrize(("kernels", "kib"), [("ref", 26), ("dsp", 30)])
+def test_runtime_is_small_on_cortex_m33(
+    kernels: str, kib: int, toolchain: str, demo_image: Packed, tmp_path: Path
+) -> None:
+    """Everything in flash at -Os, the runner and all KV types included."""
     board = load_board("pimoroni-pico-plus-2")
-    made = build(
-        board, demo_image("q4"), tmp_path / "b", toolchain_of(toolchain, board), optimise="-Os"
-    )
-    assert 8 << 10 < made.bytes["code"] <= 26 << 10
+    compiler = toolchain_of(toolchain, board)
+    made = build(board, demo_image("q4"), tmp_path / "b", compiler, optimise="-Os", kernels=kernels)
+    assert made.kernels == kernels
+    assert 8 << 10 < made.bytes["code"] <= kib << 10
 
 
 def test_only_what_the_image_needs_is_compiled_in(demo_image: Packed, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@
 #error "compile this file with -O1 or more: unoptimised, GCC keeps too few registers for the assembly"
 #endif
 
-#define COLUMNS 256u /* widened at a time: 512 bytes of stack */
+#define COLUMNS 192u /* widened at a time: 384 bytes of stack */
 #define UNIT 32u     /* columns that the assembly does at once; a group has one, two or four of them */
 
 /* One group of one token's activations. */

@@ -12,7 +12,7 @@
 #include "colibri/image.h"
 #include "mve.h"
 
-#define GROUPS 32u /* of a row at a time: what is known of them takes 256 bytes of stack */
+#define GROUPS 16u /* of a row at a time: what is known of them takes 128 bytes of stack */
 #define UNIT 32u   /* columns that are done at once; a group has one, two or four of them */
 #define LEAST_SCALE 0x19800000u /* the bits of 2^-76 */
 
