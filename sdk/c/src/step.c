@@ -176,35 +176,45 @@ void colibri_add_block(const struct engine *e, uint32_t layer, uint32_t post_nor
 /* Products with one input, their rows cut into items one product after the other. */
 struct products {
     const struct engine *engine;
-    colibri_matrix weights[COLIBRI_LINEARS];
-    colibri_matmul products[COLIBRI_LINEARS];
-    uint32_t ends[COLIBRI_LINEARS]; /* items up to and with each product */
+    const struct activations *in;
+    const struct colibri_linear_to *to;
+    uint32_t layer;
     uint32_t count;
     uint32_t chunk;
+    uint32_t ends[COLIBRI_LINEARS]; /* items up to and with each product */
 };
 
 static void product_rows(void *arg, uint32_t item, uint32_t worker)
 {
     const struct products *p = arg;
+    const struct colibri_linear_to *to = p->to;
     uint32_t i = 0;
     (void)worker;
     while (item >= p->ends[i])
         i++;
-    uint32_t begin = (item - (i != 0 ? p->ends[i - 1] : 0)) * p->chunk, rows = p->weights[i].rows;
-    p->engine->kernels->matmul(&p->products[i], begin, rows - begin < p->chunk ? rows : begin + p->chunk);
+    to += i;
+    colibri_matrix w;
+    (void)colibri_matrix_of(p->engine, p->layer, to->role, &w);
+    colibri_matmul m = {.out = to->out, .out_stride = to->stride, .tokens = p->in->rows};
+    colibri_matmul_inputs(&m, &w, p->in);
+    m.bias = to->bias_role != 0 ? colibri_vector_of(p->engine, p->layer, to->bias_role) : NULL;
+    uint32_t begin = (item - (i != 0 ? p->ends[i - 1] : 0)) * p->chunk;
+    p->engine->kernels->matmul(&m, begin, w.rows - begin < p->chunk ? w.rows : begin + p->chunk);
 }
 
-static void run_products(struct products *p)
+/* Runs the products added so far; the next one begins after them. */
+static void run_products(struct products *p, const uint32_t *rows)
 {
-    uint32_t rows = 0, items = 0;
+    uint32_t all = 0, items = 0;
     for (uint32_t i = 0; i < p->count; i++)
-        rows += p->weights[i].rows;
-    p->chunk = colibri_chunk(p->engine, rows);
+        all += rows[i];
+    p->chunk = colibri_chunk(p->engine, all);
     for (uint32_t i = 0; i < p->count; i++) {
-        items += colibri_divide_up(p->weights[i].rows, p->chunk);
+        items += colibri_divide_up(rows[i], p->chunk);
         p->ends[i] = items;
     }
     colibri_run(p->engine, items, product_rows, p);
+    p->to += p->count;
     p->count = 0;
 }
 
@@ -230,25 +240,19 @@ void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const str
 void colibri_linears(const struct engine *e, uint32_t layer, struct activations *in,
                      const struct colibri_linear_to *to, uint32_t count)
 {
-    struct products p = {.engine = e};
+    struct products p = {.engine = e, .in = in, .to = to, .layer = layer};
+    uint32_t rows[COLIBRI_LINEARS];
     for (; count != 0; count--, to++) {
-        colibri_tensor t;
-        if (colibri_image_find(e->image, layer, to->role, &t) != COLIBRI_OK)
-            continue; /* cannot be: open has checked every tensor that a layer needs */
+        colibri_tensor t = {0}; /* always found: open has checked every tensor that a layer needs */
+        (void)colibri_image_find(e->image, layer, to->role, &t);
         if (t.group != 0 && in->group != t.group && p.count != 0)
-            run_products(&p); /* the codes that these need are about to go */
+            run_products(&p, rows); /* the codes that these need are about to go */
         colibri_quantize(e, in, t.group);
-        colibri_matrix *w = &p.weights[p.count];
-        colibri_matmul *m = &p.products[p.count++];
-        colibri_matrix_init(w, &t, e->weights + (size_t)t.offset);
-        *m = (colibri_matmul){.out = to->out, .out_stride = to->stride, .tokens = in->rows};
-        colibri_matmul_inputs(m, w, in);
-        m->bias = to->bias_role != 0 ? colibri_vector_of(e, layer, to->bias_role) : NULL;
+        rows[p.count++] = t.rows;
         colibri_trace(e, COLIBRI_EVENT_MATMUL, layer, to->role, in->rows, t.bytes,
-                      (uint64_t)w->rows * w->columns * in->rows);
+                      (uint64_t)t.rows * t.columns * in->rows);
     }
-    if (p.count != 0)
-        run_products(&p);
+    run_products(&p, rows);
 }
 
 void colibri_linear(const struct engine *e, uint32_t layer, uint32_t role, uint32_t bias_role,
