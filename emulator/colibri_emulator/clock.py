@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 
 from colibri.boards import Accelerator, Board, Core, Region
+from colibri.image_format import Order
+from colibri_emulator.compute_rate import ComputeRate, compute_rate
 from colibri_emulator.device_time import (
     BACKEND_COPY,
     BACKEND_START,
@@ -48,29 +50,6 @@ SPREAD: Mapping[str, tuple[float, float, float]] = {
     "assumed": (0.5, 1.0, 2.0),
 }
 
-# Multiply-adds per cycle and core with the reference kernels. Instructions per multiply-add of the
-# demo model (q4) were counted in emulation: 11.8 on a Cortex-M33, 7.6 on a Cortex-M55, 7.3 on a
-# Cortex-A53, 15.2 on RV64GC. One instruction a cycle, three on out-of-order cores; relatives get
-# the same.
-_MACS_PER_CYCLE = {
-    "armv6-m": 0.03,
-    "armv7-m": 0.03,
-    "armv7e-m": 0.085,
-    "armv8-m.base": 0.03,
-    "armv8-m.main": 0.085,
-    "armv8.1-m.main": 0.13,
-    "armv7-a": 0.14,
-    "armv8-a": 0.14,
-    "armv8.2-a": 0.41,
-    "armv9-a": 0.41,
-    "rv32imac": 0.02,
-    "rv32imafc": 0.066,
-    "rv32gc": 0.066,
-    "rv64imac": 0.02,
-    "rv64gc": 0.066,
-    "rv64gcv": 0.066,
-    "x86-64": 0.41,
-}
 # Set-up of one operation, and of handing it to workers and waiting for them.
 _CYCLES_ALONE = 400
 _CYCLES_SHARED = 4000
@@ -146,6 +125,8 @@ class Clock:
         What `READ` events and the loading of the image are charged to.
     accelerator : Accelerator, optional
         What calls of bound experts are charged to.
+    order : Order
+        Of the image's weights.
     """
 
     def __init__(
@@ -156,12 +137,13 @@ class Clock:
         workers: int,
         medium: Medium | None,
         accelerator: Accelerator | None = None,
+        order: Order = Order.ROWS,
     ) -> None:
         self.inputs: list[Input] = []
         self._placement, self._medium = placement, medium
         self._core, self._shared = board.cores[0], workers > 1
         self._cores = min(workers, self._core.count)
-        self._macs = self._compute_rate()
+        self._macs = self._compute_rate(compute_rate(board, order))
         self._dispatch = self._dispatch_seconds()
         self._speeds: dict[str, dict[Scenario, _Speed]] = {}
         for name in dict.fromkeys((placement.weights, placement.kv, placement.work)):
@@ -254,19 +236,18 @@ class Clock:
                 }
         return charge
 
-    def _compute_rate(self) -> dict[Scenario, float]:
+    def _compute_rate(self, one: ComputeRate) -> dict[Scenario, float]:
         core: Core = self._core
-        per_cycle = _MACS_PER_CYCLE[core.isa]
         self._note("core clock", core.freq_hz, "Hz", "declared", core.source)
         self._note("cores at work", self._cores, f"of {core.count}", "declared", core.source)
         self._note(
             f"multiply-adds a cycle on {core.cpu}",
-            per_cycle,
+            one.per_cycle,
             "1/cycle",
             "assumed",
-            f"reference kernels on {core.isa}: instructions counted in emulation",
+            one.source,
         )
-        rate = core.freq_hz * self._cores * per_cycle
+        rate = core.freq_hz * self._cores * one.per_cycle
         return {name: rate * SPREAD["assumed"][i] for i, name in enumerate(SCENARIOS)}
 
     def _dispatch_seconds(self) -> dict[Scenario, float]:

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from colibri.image import Image
-from colibri.image_format import ROLES
+from colibri.image_format import ROLES, Order
+from colibri.weight_order import order_of_image
 
 _TYPES = ("f32", "f16", "bf16", "q8", "q4")
 _EXTRAS = ("query_norm", "key_norm", "sinks", "output_gate")
@@ -47,7 +48,7 @@ def image_needs(image: str | Path | Image, kv: Sequence[str]) -> ImageNeeds:
 def _types(image: Image) -> dict[str, bool]:
     # Vectors and routers are always f32 and need no part of their own.
     used = {t.type_name for t in image.tensors if ROLES[t.name].part}
-    tiles = any(tensor.order for tensor in image.tensors)
+    tiles = order_of_image(image) is Order.TILES
     return {name: name in used for name in _TYPES} | {"tiles": tiles}
 
 

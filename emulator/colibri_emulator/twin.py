@@ -19,7 +19,9 @@ from colibri.engine import Engine, MemoryRegion
 from colibri.errors import EmulateError
 from colibri.generate import Generation, Request, generate
 from colibri.image import Image
+from colibri.image_format import Order
 from colibri.planner import Plan
+from colibri.weight_order import order_of_core, order_of_image
 from colibri_emulator.clock import Charge, Clock, Placement, predict
 from colibri_emulator.memory import GuardedRegion, Side
 from colibri_emulator.report import (
@@ -70,7 +72,8 @@ def run_twin(
     device = _accelerator(board) if bound else None
     load = _load_bytes(board, image, plan)
     medium = boot_medium(board) if load else None
-    meter = _Meter(_clock(board, plan, medium, device), load)
+    order = order_of_image(image)
+    meter = _Meter(_clock(board, plan, medium, device, order), load)
     regions = _guarded_regions(plan, side)
     engine = Engine(
         image,
@@ -104,6 +107,7 @@ def run_twin(
         notes=_notes(
             board,
             plan,
+            order,
             unpriced=bool(load) and medium is None,
             device=device.name if device else None,
         ),
@@ -207,14 +211,16 @@ def _accelerator_use(device: Accelerator, experts: int, engine: Engine) -> Accel
     )
 
 
-def _clock(board: Board, plan: Plan, medium: Medium | None, device: Accelerator | None) -> Clock:
+def _clock(
+    board: Board, plan: Plan, medium: Medium | None, device: Accelerator | None, order: Order
+) -> Clock:
     placement = Placement(
         weights=_image_region(plan),
         kv=_region_of(plan, "kv_cache"),
         work=_region_of(plan, "hidden"),
     )
     workers = plan.limits["workers"]
-    return Clock(board, placement, workers=workers, medium=medium, accelerator=device)
+    return Clock(board, placement, workers=workers, medium=medium, accelerator=device, order=order)
 
 
 def _region_of(plan: Plan, buffer: str) -> str:
@@ -273,11 +279,19 @@ def _memory_fault(regions: list[GuardedRegion], uses: list[RegionUse]) -> str | 
     return None
 
 
-def _notes(board: Board, plan: Plan, *, unpriced: bool, device: str | None) -> list[str]:
+def _notes(
+    board: Board, plan: Plan, order: Order, *, unpriced: bool, device: str | None
+) -> list[str]:
     workers, cores = plan.limits["workers"], board.cores[0].count
     notes = ["times are predicted, not measured: no board was involved (docs/emulator.md)"]
     if workers < cores:
         notes.append(f"{workers} of {cores} cores at work; --workers {cores} uses them all")
+    best = order_of_core(board.cores[0])
+    if order is not best:
+        notes.append(
+            f"weights lie in {order.name.lower()}; pack --target {board.id} lays them out in "
+            f"{best.name.lower()}, which this CPU reads faster"
+        )
     if device:
         notes.append(
             f"{device}: the example device of sdk/c/ports/fake_npu at the board file's speeds"

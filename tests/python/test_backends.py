@@ -382,7 +382,7 @@ def test_the_clock_adds_what_is_waited_for() -> None:
     places = Placement("FLASH", "SRAM", "SRAM")
     clock = Clock(board, places, workers=1, medium=None, accelerator=device())
     dispatch = 400 / 150e6
-    cpu = [(MATMUL, 0, 50, 1, 0, 1_275_000)]  # 0.1 s at 150 MHz and 0.085 a cycle
+    cpu = [(MATMUL, 0, 50, 1, 0, 6_450_000)]  # 0.1 s at 150 MHz and 0.43 a cycle
     alone = clock.charge(np.array(cpu, EVENT)).seconds["mid"]
     assert alone == pytest.approx(0.1 + dispatch, rel=1e-4)
     for work, total in ((20_000_000, 0.1), (300_000_000, 0.3)):

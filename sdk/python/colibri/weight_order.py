@@ -11,18 +11,22 @@ import platform
 
 from colibri.boards import Board, load_board
 from colibri.boards.model import Core
+from colibri.image import Image
 from colibri.image_format import Order
 
 _WIDE = ("armv8-a", "armv8.2-a", "armv9-a", "rv64gcv", "x86-64")
-_WIDE_FEATURES = {"rvv", "neon"}
 _WIDE_HOSTS = ("x86_64", "AMD64", "aarch64", "arm64")
 HOST = "host"
 
 
 def order_of_core(core: Core) -> Order:
     """Tiles for cores with vectors of 128 bits and more, but not Helium's."""
-    wide = core.isa in _WIDE or not _WIDE_FEATURES.isdisjoint(core.features)
-    return Order.TILES if wide else Order.ROWS
+    return Order.TILES if core.isa in _WIDE or "rvv" in core.features else Order.ROWS
+
+
+def order_of_image(image: Image) -> Order:
+    """Tiles when any tensor has them."""
+    return Order.TILES if any(tensor.order for tensor in image.tensors) else Order.ROWS
 
 
 def order_of_target(target: str | None) -> Order:
