@@ -169,7 +169,8 @@ static void expert_rows(void *arg, uint32_t item, uint32_t worker)
 static void run_products(const struct colibri_dispatch *d, struct expert_products *all)
 {
     uint32_t rows = all->each[0].rows;
-    all->chunk = colibri_chunk(d->engine, rows);
+    all->chunk = colibri_chunk(d->engine, d->active_count * all->count * rows);
+    all->chunk = all->chunk < rows ? all->chunk : rows;
     all->chunks = colibri_divide_up(rows, all->chunk);
     colibri_run(d->engine, d->active_count * all->chunks * all->count, expert_rows, all);
     all->count = 0;

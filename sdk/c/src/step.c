@@ -223,7 +223,7 @@ uint32_t colibri_chunk(const struct engine *e, uint32_t rows)
     uint32_t workers = e->limits.workers;
     if (workers == 1)
         return rows;
-    return (colibri_divide_up(rows, workers * 4) + 15u) & ~15u; /* whole tiles */
+    return (colibri_divide_up(rows, workers * 12) + 15u) & ~15u; /* whole tiles */
 }
 
 void colibri_matmul_inputs(colibri_matmul *m, const colibri_matrix *w, const struct activations *in)

@@ -73,7 +73,7 @@ tile(const struct colibri_pass *p, uint32_t row, uint32_t type, uint32_t tokens)
         EACH(t) first[t] = second[t] = _mm256_set1_epi32(p->start[t][g]);
         for (uint32_t at = g * group; at < (g + 1) * group; at += 32, codes += step) {
             for (uint32_t line = 0; line < step; line += COLIBRI_TILE_BYTES)
-                _mm_prefetch((const char *)codes + line + COLIBRI_AHEAD, _MM_HINT_T0);
+                _mm_prefetch((const char *)codes + line + COLIBRI_AHEAD, _MM_HINT_T1);
             if (type == COLIBRI_Q4) {
                 columns_q4(codes, p, at, tokens, first);
                 columns_q4(codes + 32, p, at, tokens, second);

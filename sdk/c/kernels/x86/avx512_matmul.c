@@ -47,7 +47,7 @@ tile(const struct colibri_pass *p, uint32_t row, uint32_t type, uint32_t tokens)
         __m512i sums[COLIBRI_PASS_TOKENS];
         EACH(t) sums[t] = _mm512_set1_epi32(p->start[t][g]);
         for (uint32_t at = g * group; at < (g + 1) * group; at += per_block, codes += COLIBRI_TILE_BYTES) {
-            _mm_prefetch((const char *)codes + COLIBRI_AHEAD, _MM_HINT_T0);
+            _mm_prefetch((const char *)codes + COLIBRI_AHEAD, _MM_HINT_T1);
             if (type == COLIBRI_Q4)
                 block_q4(codes, p, at, tokens, sums);
             else
