@@ -95,9 +95,11 @@ TARGET("avx2") int32_t fold(const __m256i *sum)
 
 TARGET("avx2") int32_t int8_avx2(uint64_t rounds)
 {
-    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), sum[SUMS] = {};
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), sum[SUMS];
+    for (int k = 0; k < SUMS; k++) sum[k] = _mm256_set1_epi32(k); // all different, or one would do for all
     const __m256i ones = _mm256_set1_epi16(1);
     for (uint64_t r = 0; r < rounds; r++)
+#pragma GCC unroll 16
         for (int k = 0; k < SUMS; k++) {
             asm volatile("" : "+x"(a), "+x"(b));
             sum[k] = _mm256_add_epi32(sum[k], _mm256_madd_epi16(_mm256_maddubs_epi16(a, b), ones));
@@ -107,9 +109,11 @@ TARGET("avx2") int32_t int8_avx2(uint64_t rounds)
 
 TARGET("avx512f,avx512bw,avx512vnni") int32_t int8_avx512(uint64_t rounds)
 {
-    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5), sum[SUMS] = {};
+    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(5), sum[SUMS];
+    for (int k = 0; k < SUMS; k++) sum[k] = _mm512_set1_epi32(k); // all different, or one would do for all
     for (uint64_t r = 0; r < rounds; r++) {
         asm volatile("" : "+v"(a), "+v"(b));
+#pragma GCC unroll 16
         for (int k = 0; k < SUMS; k++) sum[k] = _mm512_dpbusd_epi32(sum[k], a, b);
     }
     for (int k = 1; k < SUMS; k++) sum[0] = _mm512_xor_si512(sum[0], sum[k]);
@@ -120,9 +124,11 @@ TARGET("avx512f,avx512bw,avx512vnni") int32_t int8_avx512(uint64_t rounds)
 #define HAS_AVX_VNNI 1
 TARGET("avx2,avxvnni") int32_t int8_avx_vnni(uint64_t rounds)
 {
-    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), sum[SUMS] = {};
+    __m256i a = _mm256_set1_epi8(3), b = _mm256_set1_epi8(5), sum[SUMS];
+    for (int k = 0; k < SUMS; k++) sum[k] = _mm256_set1_epi32(k); // all different, or one would do for all
     for (uint64_t r = 0; r < rounds; r++) {
         asm volatile("" : "+x"(a), "+x"(b));
+#pragma GCC unroll 16
         for (int k = 0; k < SUMS; k++) sum[k] = _mm256_dpbusd_avx_epi32(sum[k], a, b);
     }
     return fold(sum);
@@ -141,9 +147,11 @@ constexpr int SUMS = 16;
 __attribute__((target("dotprod"))) int32_t int8_sdot(uint64_t rounds)
 {
     int8x16_t a = vdupq_n_s8(3), b = vdupq_n_s8(5);
-    int32x4_t sum[SUMS] = {};
+    int32x4_t sum[SUMS];
+    for (int k = 0; k < SUMS; k++) sum[k] = vdupq_n_s32(k); // all different, or one would do for all
     for (uint64_t r = 0; r < rounds; r++) {
         asm volatile("" : "+w"(a), "+w"(b));
+#pragma GCC unroll 16
         for (int k = 0; k < SUMS; k++) sum[k] = vdotq_s32(sum[k], a, b);
     }
     for (int k = 1; k < SUMS; k++) sum[0] = veorq_s32(sum[0], sum[k]);
