@@ -41,9 +41,11 @@ def test_python_example_runs_as_printed(
 
 
 def test_every_command_is_shown_and_exists(readme: str) -> None:
-    shown = set(re.findall(r"^\| `colibri (\w+)", readme, re.MULTILINE))
+    shown = set(re.findall(r"^\| `colibri ([\w-]+)", readme, re.MULTILINE))
     helped = CliRunner().invoke(cli.app, ["--help"]).stdout
-    assert shown == set(re.findall(r"^  (\w+)  +[A-Z]", helped.split("Commands:")[1], re.MULTILINE))
+    assert shown == set(
+        re.findall(r"^  ([\w-]+)  +[A-Z]", helped.split("Commands:")[1], re.MULTILINE)
+    )
 
 
 def test_linked_files_exist(root: Path) -> None:

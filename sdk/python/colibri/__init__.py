@@ -25,6 +25,7 @@ from colibri.errors import (
     PlanError,
     SizeError,
     TokenizerError,
+    TraceError,
 )
 from colibri.generate import Generation
 from colibri.image import Image
@@ -54,6 +55,7 @@ __all__ = [
     "SizeError",
     "Tokenizer",
     "TokenizerError",
+    "TraceError",
     "__version__",
     "built_with",
     "kernels",

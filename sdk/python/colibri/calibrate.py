@@ -288,7 +288,7 @@ def _parts(spec: TensorSpec, config: dict[str, int]) -> int:
 def _matrices(image: Image) -> Iterator[tuple[int, Key, Tensor]]:
     """Every tensor, of every expert, with the address at which it is mapped."""
     base = image.core.address
-    layers = [number for number, kind in enumerate(image.core.layers()) if kind[1] & 2]
+    layers = image.expert_layers
     each = int(image.config["experts"]) - int(image.config["identities"])
     for tensor in image.tensors:
         if not tensor.is_expert:

@@ -12,6 +12,7 @@ wrong, where (file, field) and which value would work; `exit_code` is what a com
     ├── ImageError         a packed image
     ├── TokenizerError     text to tokens and back
     ├── EngineError        the runtime while it runs
+    ├── TraceError         a trace of expert use, or what to make of one
     ├── PlanError          a memory plan
     │   └── DoesNotFitError    (exit code 1)
     ├── BuildError         cross-compiling firmware
@@ -149,6 +150,10 @@ class TokenizerError(ColibriError):
 
 class EngineError(ColibriError):
     """A runtime call that failed."""
+
+
+class TraceError(ColibriError):
+    """A trace of expert use that cannot be made, read, or replayed as asked."""
 
 
 class PlanError(ColibriError):

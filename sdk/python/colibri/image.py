@@ -25,6 +25,9 @@ ROLE_NAMES = {number: name for name, number in _core.ROLES.items()}
 SECTION_NAMES = {number: name for name, number in _core.SECTIONS.items()}
 
 
+_MOE = 2  # COLIBRI_FFN_MOE: experts, alone or with a dense block
+
+
 class Section(NamedTuple):
     """An entry of the section table."""
 
@@ -200,6 +203,11 @@ class Image:
         return tuple(Expert(*row) for row in self.core.experts())
 
     @cached_property
+    def expert_layers(self) -> tuple[int, ...]:
+        """Layers that have experts, in the order of the expert table."""
+        return tuple(i for i, kind in enumerate(self.core.layers()) if kind[1] & _MOE)
+
+    @cached_property
     def stop_ids(self) -> tuple[int, ...]:
         """Token ids that end a text."""
         return tuple(self.core.stop_ids())
@@ -273,7 +281,6 @@ class Image:
             return f"tensor {tensor.name}{at}"
         block -= len(self.tensors)
         if block < len(self.experts):
-            layers = [i for i, kind in enumerate(self.core.layers()) if kind[1] == 2]
             layer, expert = divmod(block, self.config["experts"] - self.config["identities"])
-            return f"expert {expert} of layer {layers[layer]}"
+            return f"expert {expert} of layer {self.expert_layers[layer]}"
         return "the tokenizer"

@@ -8,7 +8,7 @@ There is no formula of a model here: the runtime says what it reads and multipli
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,6 +17,8 @@ from colibri import _core
 from colibri.engine import Engine
 
 Feed = Literal["random", "greedy"]
+#: Bit of an event's layer that tells the router of attention experts from the layer's own.
+ATTENTION = 0x10000
 _WORK = [_core.EVENTS[name] for name in ("matmul", "expert", "attend")]
 
 
@@ -97,20 +99,40 @@ def run_traced(
     return Traced(prompt, tokens, Work.of(parts[0]), decode, routing)
 
 
-def routing_of(events: NDArray[np.void], experts: int) -> Routing | None:
-    """The routing of a run in sequence 0 from its events; None for a dense model."""
+class Choices(NamedTuple):
+    """Every expert that a router chose in sequence 0: one element a choice, in the order of events.
+
+    `token` counts over all steps; `layer` has a bit above the number in the attention's routers
+    (`ATTENTION`); `rank` is 0 for the first choice of a token.
+    """
+
+    token: NDArray[np.int64]
+    layer: NDArray[np.int64]
+    rank: NDArray[np.int64]
+    expert: NDArray[np.int64]
+
+
+def choices_of(events: NDArray[np.void]) -> Choices:
+    """The routing events of a run, whatever its steps were."""
     routes = events["kind"] == _core.EVENTS["route"]
-    if not routes.any():
-        return None
     of_step = np.where(events["kind"] == _core.EVENTS["step"], events["count"], 0)
     before = np.cumsum(of_step) - of_step  # right at the start of a step, too many inside it
     before = np.maximum.accumulate(np.where(of_step, before, 0))
-    token = before[routes] + (events["count"][routes] & 0xFFFF)
+    chosen = {name: events[name][routes].astype(np.int64) for name in ("layer", "index", "count")}
+    token = before[routes].astype(np.int64) + (chosen["count"] & 0xFFFF)
+    return Choices(token, chosen["layer"], chosen["count"] >> 16, chosen["index"])
+
+
+def routing_of(events: NDArray[np.void], experts: int) -> Routing | None:
+    """The routing of a run in sequence 0 from its events; None for a dense model."""
+    choices = choices_of(events)
+    if not choices.token.size:
+        return None
     same, chance, entropy = [], 0.0, []
-    for place in np.unique(events["layer"][routes]):
-        here = events["layer"][routes] == place
-        chosen = np.zeros((int(token.max()) + 1, experts), bool)
-        chosen[token[here], events["index"][routes][here]] = True
+    for place in np.unique(choices.layer):
+        here = choices.layer == place
+        chosen = np.zeros((int(choices.token.max()) + 1, experts), bool)
+        chosen[choices.token[here], choices.expert[here]] = True
         top_k = chosen.sum(axis=1).max()
         same.append((chosen[1:] & chosen[:-1]).sum() / top_k / max(1, len(chosen) - 1))
         chance = float(top_k) / experts

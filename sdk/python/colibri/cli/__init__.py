@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `colibri`.
 
-One module per command: ``colibri.cli.NAME`` holds a `typer.Typer` called ``app`` with that one
-command (or with its sub-commands), and is imported only when it is asked for.  Errors become
-text and exit codes here and nowhere else:
+One module per command: ``colibri.cli.NAME`` (with `_` for `-`) holds a `typer.Typer` called
+``app`` with that one command (or with its sub-commands), and is imported only when it is asked
+for.  Errors become text and exit codes here and nowhere else:
 
 ===  ====================================================
  0   ok
@@ -41,6 +41,8 @@ COMMANDS = {
     "build": "Cross-compile the runtime and a runner for a board.",
     "size": "Judge an ELF against a board's memory and budgets.",
     "bench": "Measure speed on this machine, against what the machine can do at best.",
+    "trace": "Record which experts a model uses on a text.",
+    "cache-study": "Replay a trace over expert cache policies and slot counts.",
     "kernels": "List kernel tables, and hold them to the reference bit for bit.",
     "boards": "List, show and check board files.",
 }
@@ -62,7 +64,7 @@ class LazyGroup(TyperGroup):
                 f"no command '{cmd_name}'; {meant}there are {', '.join(COMMANDS)}",
                 param_hint="COMMAND",
             )
-        module = importlib.import_module(f"colibri.cli.{cmd_name}")
+        module = importlib.import_module(f"colibri.cli.{cmd_name.replace('-', '_')}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
         return command
