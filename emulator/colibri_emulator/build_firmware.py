@@ -21,8 +21,10 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from colibri._data import data_path
+from colibri.board_memory import refuse_companions
 from colibri.boards import Board
 from colibri.errors import BuildError
+from colibri.image import Image
 from colibri_emulator.image_needs import ImageNeeds, image_needs
 from colibri_emulator.kernel_tables import REF, KernelTable, pick_table
 from colibri_emulator.layout import EngineRegion, Layout, board_layout
@@ -138,7 +140,9 @@ def build_firmware(
     unknown = sorted(set(kv) - set(ALL_KV))
     if unknown:
         raise BuildError(f"no KV type '{unknown[0]}'", field="--kv", hint="one of f32, f16, q8")
-    needs = image_needs(image, kv)
+    opened = Image(image)
+    refuse_companions(opened, "firmware takes one")
+    needs = image_needs(opened, kv)
     target = target or board.firmware.target
     compiler = find_toolchain(target, toolchain)
     with _new_folder(output) as folder:

@@ -236,7 +236,7 @@ def _image_region(plan: Plan) -> str:
 
 def _load_bytes(board: Board, image: Image, plan: Plan) -> int:
     """What must be read before the first token: nothing when the image lies in flash."""
-    return 0 if board.region(_image_region(plan)).kind in _IN_PLACE else image.bytes
+    return 0 if board.region(_image_region(plan)).kind in _IN_PLACE else image.total_bytes
 
 
 def _guarded_regions(plan: Plan, side: Side) -> list[GuardedRegion]:

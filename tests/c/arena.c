@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Exact memory: every region size below the plan is refused with the number that works, the plan itself works,
  * and nothing outside of it is touched.
- *   arena IMAGE CONTEXT BATCH KV PROFILE WEIGHTS      (numbers as in colibri_limits; 0: the default) */
+ *   arena IMAGE CONTEXT BATCH KV PROFILE WEIGHTS SLOTS     (numbers as in colibri_limits; 0: the default) */
 #define _DEFAULT_SOURCE
 #include <stdio.h>
 #include <stdlib.h>
@@ -99,15 +99,16 @@ static uint32_t run_in(const colibri_plan_result *plan, size_t extra, const coli
 
 int main(int argc, char **argv)
 {
-    if (argc != 7)
-        stop(2, "usage: arena IMAGE CONTEXT BATCH KV PROFILE WEIGHTS");
+    if (argc != 8)
+        stop(2, "usage: arena IMAGE CONTEXT BATCH KV PROFILE WEIGHTS SLOTS");
     size_t bytes;
     uint8_t *file = load_file(argv[1], &bytes);
     colibri_storage storage;
     struct memory memory;
     memory_storage(&storage, &memory, file, bytes, 1, 0);
-    uint32_t *fields[] = {&limits.context, &limits.batch, &limits.kv, &limits.profile, &limits.weights};
-    for (int i = 0; i < 5; i++)
+    uint32_t *fields[] = {&limits.context, &limits.batch, &limits.kv, &limits.profile, &limits.weights,
+                          &limits.expert_slots};
+    for (int i = 0; i < 6; i++)
         *fields[i] = (uint32_t)strtoul(argv[i + 2], NULL, 10);
     colibri_region all = {.size = UINT64_MAX};
     colibri_plan_result plan;

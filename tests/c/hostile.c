@@ -6,7 +6,9 @@
  *   hostile mended IMAGE              every single bit of the tables flipped, checksum mended
  *   hostile storage IMAGE OTHER       reads that fail, lie, or give another image half way
  *   hostile fuzz IMAGE SEED ROUNDS    several random changes at once, checksum mended
- *   hostile files FILE...             prints the status of each */
+ *   hostile companions IMAGE          companion files cut, and with every bit flipped that is read at open
+ *   hostile files FILE...             prints the status of each
+ * Companion files of the image come behind all other arguments. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +23,8 @@ struct outcome {
     uint32_t crc;
 };
 
+static struct memory beside[COLIBRI_MAX_COMPANIONS]; /* the image's companion files */
+static uint32_t companions;
 static uint64_t opened, ran, caught, silent; /* of the attempts: for the summary */
 
 static colibri_status open_memory(colibri_image *image, colibri_storage *storage, struct memory *memory,
@@ -28,6 +32,8 @@ static colibri_status open_memory(colibri_image *image, colibri_storage *storage
 {
     colibri_error error = {0};
     memory_storage(storage, memory, bytes, size, 1, 0);
+    memory->beside = beside;
+    memory->companions = companions;
     colibri_status status = colibri_image_open(image, storage, NULL, 0, &error);
     if (status != error.status)
         stop(1, "open says %d, its error %d", (int)status, (int)error.status);
@@ -40,13 +46,19 @@ static void look_around(const colibri_image *image)
     colibri_section section;
     colibri_tensor tensor;
     colibri_expert expert;
+    colibri_file file;
     uint32_t ids[4];
+    size_t names = 0;
     for (uint32_t i = 0; i <= image->section_count; i++)
         (void)colibri_image_section(image, i, &section);
     for (uint32_t i = 0; i <= image->tensor_count; i++)
         (void)colibri_image_tensor(image, i, &tensor);
     for (uint32_t i = 0; i <= image->expert_count; i++)
         (void)colibri_image_expert(image, i, &expert);
+    for (uint32_t i = 0; colibri_image_file(image, i, &file) == COLIBRI_OK; i++)
+        names += strlen(file.name);
+    if ((names != 0) != (companions != 0))
+        stop(1, "%zu bytes of names for %u companions", names, (unsigned)companions);
     (void)colibri_image_stop_ids(image, ids, 4);
     (void)colibri_image_is_stop(image, 1);
 }
@@ -190,8 +202,8 @@ static void with_word(uint8_t *bytes, size_t size, size_t at, uint32_t word)
     memcpy(bytes + 60, crc, 4);
 }
 
-/* Where the notes begin, the last of the tables: nobody reads them. */
-static size_t notes_of(const uint8_t *bytes, size_t size)
+/* Where the notes lie: nobody reads them. Behind them is the files table, if there is one. */
+static size_t notes_of(const uint8_t *bytes, size_t size, size_t *end)
 {
     colibri_image image;
     colibri_storage storage;
@@ -201,7 +213,18 @@ static size_t notes_of(const uint8_t *bytes, size_t size)
         stop(2, "the image to start from is refused");
     for (uint32_t i = 0; s.kind != COLIBRI_SECTION_NOTES && i < image.section_count; i++)
         (void)colibri_image_section(&image, i, &s);
+    *end = (size_t)(s.offset + s.bytes);
     return (size_t)s.offset;
+}
+
+/* The tables without the notes: the word behind `at`, or the end. */
+static size_t next_word(const uint8_t *bytes, size_t size, size_t at)
+{
+    size_t end, notes = notes_of(bytes, size, &end);
+    at += 4;
+    if (at < notes || at >= end)
+        return at;
+    return companions != 0 ? (end + 63) / 64 * 64 : word_at(bytes + 24);
 }
 
 static void fields(uint8_t *bytes, size_t size)
@@ -210,8 +233,7 @@ static void fields(uint8_t *bytes, size_t size)
                                        0x80000000, 0xFFFFFFC0, 0xFFFFFFFF, 0x7F800000, 0x7FC00000, 0x00000001};
     struct random random = {7};
     uint32_t meta = word_at(bytes + 24);
-    size_t notes = notes_of(bytes, size);
-    for (size_t at = 0; at < notes; at += 4) {
+    for (size_t at = 0; at < meta; at = next_word(bytes, size, at)) {
         uint32_t old = word_at(bytes + at);
         uint32_t near[] = {old + 1, old - 1, old * 2, old / 2, old + 64, old - 64, ~old, old << 16 | old >> 16,
                            (uint32_t)size, (uint32_t)size - old, meta, random_bits(&random)};
@@ -224,21 +246,22 @@ static void fields(uint8_t *bytes, size_t size)
 
 static void mended(uint8_t *bytes, size_t size)
 {
-    size_t notes = notes_of(bytes, size);
-    for (size_t bit = 0; bit < notes * 8; bit++)
-        with_word(bytes, size, bit / 32 * 4, word_at(bytes + bit / 32 * 4) ^ 1u << bit % 32);
+    for (size_t at = 0, meta = word_at(bytes + 24); at < meta; at = next_word(bytes, size, at))
+        for (uint32_t bit = 0; bit < 32; bit++)
+            with_word(bytes, size, at, word_at(bytes + at) ^ 1u << bit);
 }
 
 static void fuzz(const uint8_t *bytes, size_t size, uint64_t seed, uint64_t rounds)
 {
     struct random random = {seed};
-    uint32_t notes = (uint32_t)notes_of(bytes, size);
+    size_t end;
+    uint32_t tables = companions != 0 ? word_at(bytes + 24) : (uint32_t)notes_of(bytes, size, &end);
     for (uint64_t round = 0; round < rounds; round++) {
         size_t length = random_below(&random, 8) == 0 ? random_below(&random, (uint32_t)size) : size;
         uint8_t *copy = exact(length);
         memcpy(copy, bytes, length);
         for (uint32_t n = 1 + random_below(&random, 4); n != 0 && length > 64; n--) {
-            uint32_t limit = random_below(&random, 4) == 0 ? (uint32_t)length : notes;
+            uint32_t limit = random_below(&random, 4) == 0 ? (uint32_t)length : tables;
             uint32_t at = random_below(&random, (limit < length ? limit : (uint32_t)length) - 4);
             uint32_t from = random_below(&random, (uint32_t)length - 4) & ~3u;
             switch (random_below(&random, 4)) {
@@ -307,12 +330,15 @@ static void storages(const uint8_t *bytes, size_t size, const uint8_t *other, si
     colibri_storage storage;
     struct memory memory;
     memory_storage(&storage, &memory, bytes, size, 0, 1);
+    memory.beside = beside;
+    memory.companions = companions;
     if (whole_life(&storage, meta) != COLIBRI_OK)
         stop(1, "an image that can only be read does not run");
     uint64_t reads = memory.reads;
     for (uint64_t n = 0; n < reads; n++) {
         memory.reads_left = n;
-        if (whole_life(&storage, meta) != COLIBRI_ERR_STORAGE)
+        colibri_status status = whole_life(&storage, meta);
+        if (status != COLIBRI_ERR_STORAGE && !(companions != 0 && status == COLIBRI_ERR_COMPANION))
             stop(1, "read %llu failed and was not reported", (unsigned long long)n);
     }
     memory.reads_left = UINT64_MAX;
@@ -330,6 +356,41 @@ static void storages(const uint8_t *bytes, size_t size, const uint8_t *other, si
             (void)whole_life(&storage, larger);
         }
     printf("reads %llu ", (unsigned long long)reads);
+}
+
+/* Cut anywhere a companion is refused; a bit of its header is seen at open, one of its records by verify. */
+static void companion_files(const uint8_t *bytes, size_t size)
+{
+    enum { HEADER = 64 };
+    for (uint32_t i = 0; i < companions; i++) {
+        struct memory whole = beside[i];
+        for (size_t n = 0; n < whole.size; n += n < 256 ? 1 : 61) {
+            uint8_t *prefix = exact(n);
+            memcpy(prefix, whole.bytes, n);
+            beside[i] = (struct memory){.bytes = prefix, .size = n};
+            if (attempt(bytes, size).open != COLIBRI_ERR_COMPANION)
+                stop(1, "companion %u cut to %zu bytes was taken", (unsigned)i, n);
+            free(prefix);
+        }
+        beside[i] = whole;
+        for (size_t bit = 0; bit < whole.size * 8; bit += bit < HEADER * 8 ? 1 : 83) {
+            uint8_t *byte = (uint8_t *)(uintptr_t)whole.bytes + bit / 8;
+            *byte ^= (uint8_t)(1u << bit % 8);
+            colibri_status status = attempt(bytes, size).open;
+            *byte ^= (uint8_t)(1u << bit % 8);
+            if (status != (bit < HEADER * 8 ? COLIBRI_ERR_COMPANION : COLIBRI_OK))
+                stop(1, "bit %zu of companion %u: open says %s", bit, (unsigned)i, colibri_status_name(status));
+        }
+    }
+}
+
+static void load_companions(int count, char **paths)
+{
+    if (count > (int)COLIBRI_MAX_COMPANIONS)
+        stop(2, "%d companions", count);
+    for (int i = 0; i < count; i++)
+        beside[i].bytes = load_file(paths[i], &beside[i].size);
+    companions = count > 0 ? (uint32_t)count : 0;
 }
 
 static void files(int count, char **paths)
@@ -350,25 +411,32 @@ int main(int argc, char **argv)
     const char *mode = argv[1];
     size_t size, other_size;
     uint8_t *bytes = load_file(argv[2], &size);
+    int own = strcmp(mode, "storage") == 0 || strcmp(mode, "bits") == 0 ? 4 : strcmp(mode, "fuzz") == 0 ? 5 : 3;
+    if (strcmp(mode, "files") != 0)
+        load_companions(argc - own, argv + own);
     if (strcmp(mode, "files") == 0)
         files(argc - 2, argv + 2);
     else if (strcmp(mode, "prefixes") == 0)
         prefixes(bytes, size);
-    else if (strcmp(mode, "bits") == 0 && argc == 4)
+    else if (strcmp(mode, "bits") == 0 && argc >= own)
         bits(bytes, size, strtoul(argv[3], NULL, 10));
     else if (strcmp(mode, "fields") == 0)
         fields(bytes, size);
     else if (strcmp(mode, "mended") == 0)
         mended(bytes, size);
-    else if (strcmp(mode, "storage") == 0 && argc == 4) {
+    else if (strcmp(mode, "storage") == 0 && argc >= own) {
         uint8_t *other = load_file(argv[3], &other_size);
         storages(bytes, size, other, other_size);
         free(other);
-    } else if (strcmp(mode, "fuzz") == 0 && argc == 5)
+    } else if (strcmp(mode, "fuzz") == 0 && argc >= own)
         fuzz(bytes, size, strtoull(argv[3], NULL, 10), strtoull(argv[4], NULL, 10));
+    else if (strcmp(mode, "companions") == 0)
+        companion_files(bytes, size);
     else
         stop(2, "unknown mode %s", mode);
     free(bytes);
+    for (uint32_t i = 0; i < companions; i++)
+        free((uint8_t *)(uintptr_t)beside[i].bytes);
     printf("opened %llu ran %llu caught %llu silent %llu\n", (unsigned long long)opened, (unsigned long long)ran,
            (unsigned long long)caught, (unsigned long long)silent);
     return 0;

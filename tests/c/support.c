@@ -40,33 +40,32 @@ uint8_t *load_file(const char *path, size_t *bytes)
     return memory;
 }
 
-static int inside(const struct memory *m, uint32_t file, uint64_t offset, uint64_t bytes)
-{
-    return file == 0 && offset <= m->size && bytes <= m->size - offset;
-}
-
 static const void *memory_map(void *context, uint32_t file, uint64_t offset, uint64_t bytes)
 {
     const struct memory *m = context;
-    return inside(m, file, offset, bytes) ? m->bytes + offset : NULL;
+    if (file > m->companions)
+        return NULL;
+    m = file == 0 ? m : &m->beside[file - 1];
+    return offset <= m->size && bytes <= m->size - offset ? m->bytes + offset : NULL;
 }
 
 static int memory_read(void *context, uint32_t file, uint64_t offset, void *destination, uint64_t bytes)
 {
     struct memory *m = context;
+    const void *source = memory_map(context, file, offset, bytes);
     m->reads++;
-    if (m->reads_left-- == 0 || !inside(m, file, offset, bytes)) {
+    if (m->reads_left-- == 0 || source == NULL) {
         memset(destination, 0xA5, (size_t)bytes); /* a failed read promises nothing */
         return -1;
     }
-    memcpy(destination, m->bytes + offset, (size_t)bytes);
+    memcpy(destination, source, (size_t)bytes);
     return 0;
 }
 
 void memory_storage(colibri_storage *storage, struct memory *memory, const uint8_t *bytes, size_t size,
                     int map, int read)
 {
-    *memory = (struct memory){bytes, size, 0, UINT64_MAX};
+    *memory = (struct memory){.bytes = bytes, .size = size, .reads_left = UINT64_MAX};
     *storage = (colibri_storage){.struct_bytes = sizeof *storage, .context = memory, .bytes = size,
                                  .map = map ? memory_map : NULL, .read = read ? memory_read : NULL};
 }

@@ -15,12 +15,14 @@ _Noreturn void stop(int code, const char *format, ...) __attribute__((format(pri
 uint8_t *exact(size_t bytes);
 uint8_t *load_file(const char *path, size_t *bytes);
 
-/* A storage over memory. Reads count down `reads_left` and fail when it is 0. */
+/* A storage over memory. Reads count down `reads_left` and fail when it is 0. Companion files: beside[0] is file 1. */
 struct memory {
     const uint8_t *bytes;
     size_t size;
     uint64_t reads;
     uint64_t reads_left;
+    const struct memory *beside;
+    uint32_t companions;
 };
 void memory_storage(colibri_storage *storage, struct memory *memory, const uint8_t *bytes, size_t size,
                     int map, int read);

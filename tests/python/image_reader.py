@@ -60,6 +60,8 @@ class Walked:
     notes: dict[str, Any]
     tokenizer: bytes | None
     sections: dict[int, tuple[int, int]]
+    record_sections: dict[int, tuple[int, int]]  # by file
+    block: int  # alignment of records
 
     @property
     def expert_layers(self) -> list[bool]:
@@ -77,19 +79,25 @@ def up(value: int, to: int) -> int:
 
 def walk(image: Path | bytes) -> Walked:
     data = image if isinstance(image, bytes) else image.read_bytes()
+    folder = None if isinstance(image, bytes) else image.parent
     magic, version, layout, file_bytes, meta_bytes, count = struct.unpack_from("<8sIIQII", data)
     alignment, zero0, zero1, crc = struct.unpack_from("<4I", data, 48)
     assert magic == bytes.fromhex("89434C420D0A1A0A")
-    assert (version, layout, file_bytes, zero0, zero1) == (1, 0, len(data), 0, 0)
+    assert (version, file_bytes, zero0, zero1) == (1, len(data), 0, 0)
+    assert layout in (0, 1, 2)
     assert meta_bytes % 64 == 0
     assert 1 <= count <= 32
     assert alignment in [1 << n for n in range(6, 17)]
     assert crc == zlib.crc32(data[:60] + data[64:meta_bytes])
+    table = [struct.unpack_from("<IIQQII", data, 64 + 32 * i) for i in range(count)]
+    files = _companions(data, table, layout, alignment, folder)
     blank = bytearray(data[:meta_bytes])
     blank[32:48], blank[60:64] = bytes(16), bytes(4)
+    for at in (offset + 96 * n for kind, _, offset, _, _, many in table if kind == 8
+               for n in range(many)):  # fmt: skip
+        blank[at + 8 : at + 24] = bytes(16)
     assert data[32:48] == hashlib.sha256(blank).digest()[:16]
-    table = [struct.unpack_from("<IIQQII", data, 64 + 32 * i) for i in range(count)]
-    used = _check_sections(data, table, meta_bytes, alignment)
+    used = _check_sections(data, table, meta_bytes, alignment, len(files) - 1)
     assert not any(data[i] for i in range(meta_bytes) if not used[i]), "padding in the meta part"
     section = {kind: (offset, size, n) for kind, _, offset, size, _, n in table}
 
@@ -106,7 +114,8 @@ def walk(image: Path | bytes) -> Walked:
     assert 16 not in section or section[16][2] == 1
     walked = Walked(config, layers, {}, {}, {}, [], (0, 0, 0), [], json.loads(content(7)),
                     content(16) if 16 in section else None,
-                    {k: (o, s) for k, (o, s, _) in section.items()})  # fmt: skip
+                    {k: (o, s) for k, (o, s, _) in section.items()},
+                    {f: (o, s) for k, f, o, s, _, _ in table if k == 18}, alignment)  # fmt: skip
     assert isinstance(walked.notes, dict)
     walked.stop = list(struct.unpack(f"<{section[5][2]}I", content(5)))
     first = struct.unpack(f"<3I{section[6][2]}I", content(6))
@@ -114,20 +123,63 @@ def walk(image: Path | bytes) -> Walked:
     assert 1 <= len(walked.tokens) <= 64
     assert all(token < config["vocabulary"] for token in walked.tokens)
     assert 4 not in section or section[4][1] == 24 * section[4][2]
-    _tensors(walked, data, content(3), section[3][2], content(4) if 4 in section else b"")
+    _tensors(walked, files, content(3), section[3][2], content(4) if 4 in section else b"")
     return walked
 
 
+# Section 7
+
+
+def _companions(
+    data: bytes, table: list[tuple[int, ...]], layout: int, alignment: int, folder: Path | None
+) -> list[bytes]:
+    """Content of all files, the image's first."""
+    found = [(offset, size, n) for kind, _, offset, size, _, n in table if kind == 8]
+    files = [data]
+    if layout == 0:
+        assert not found
+        return files
+    ((at, size, count),) = found
+    assert size == 96 * count
+    assert 1 <= count <= (1 if layout == 2 else 22)
+    assert folder is not None, "companions are beside the image"
+    for n in range(1, count + 1):
+        length, identity, zero, padded = struct.unpack_from("<Q16sQ64s", data, at + 96 * (n - 1))
+        assert (identity, zero) == (data[32:48], 0)
+        content = (folder / _name(padded)).read_bytes()
+        assert len(content) == length
+        magic, version, number, own, same = struct.unpack_from("<8sIIQ16s", content)
+        assert magic == bytes.fromhex("89434C580D0A1A0A")
+        assert (version, number, own, same) == (1, n, length, identity)
+        assert not any(content[40:60])
+        assert struct.unpack_from("<I", content, 60)[0] == zlib.crc32(content[:60])
+        assert not any(content[64:alignment])
+        files.append(content)
+    return files
+
+
+def _name(padded: bytes) -> str:
+    name = padded.rstrip(b"\0").decode("utf-8")
+    assert 1 <= len(name.encode()) <= 63
+    assert name not in (".", "..")
+    assert not any(char < " " or char in "/\\:\x7f" for char in name)
+    return name
+
+
 def _check_sections(
-    data: bytes, table: list[tuple[int, ...]], meta: int, alignment: int
+    data: bytes, table: list[tuple[int, ...]], meta: int, alignment: int, companions: int
 ) -> bytearray:
-    kinds = [entry[0] for entry in table]
+    own, beside = table[: len(table) - companions], table[len(table) - companions :]
+    kinds = [entry[0] for entry in own]
     assert kinds == sorted(set(kinds))
-    assert {1, 2, 3, 5, 6, 7, 17} <= set(kinds) <= {*range(1, 8), 16, 17, 18}
+    allowed = {*range(1, 8), 16, 17} | ({8} if companions else {18})
+    assert {1, 2, 3, 5, 6, 7, 17} <= set(kinds) <= allowed
+    for n, (kind, file, offset, _, crc, count) in enumerate(beside, 1):
+        assert (kind, file, offset, crc, count) == (18, n, alignment, 0, 0)
     at = 64 + 32 * len(table)
     used = bytearray(b"\1" * at + bytes(meta - at))
     previous = 0
-    for kind, file, offset, size, crc, _ in table:
+    for kind, file, offset, size, crc, _ in own:
         assert file == 0
         if previous < 16 <= kind:
             assert up(at, 64) == meta
@@ -221,7 +273,8 @@ def _check_layers(c: dict[str, Any], layers: list[Layer]) -> None:
 # Sections 4 and 5
 
 
-def _tensors(w: Walked, data: bytes, table: bytes, count: int, experts: bytes) -> None:
+def _tensors(w: Walked, files: list[bytes], table: bytes, count: int, experts: bytes) -> None:
+    data = files[0]
     entries = [struct.unpack_from("<HHBBHIIQQIIQ", table, 48 * i) for i in range(count)]
     assert len(table) == 48 * count
     assert [e[:2] for e in entries] == sorted({e[:2] for e in entries})
@@ -262,11 +315,11 @@ def _tensors(w: Walked, data: bytes, table: bytes, count: int, experts: bytes) -
         assert offset == up(sizes.get(layer, 0), 64)
         sizes[layer] = offset + size
         for expert in range(w.records):
-            base = records[moe.index(layer) * w.records + expert][0]
-            w.tensors[where, row.name, expert] = _decode(data, base + offset, size, *shape)
+            base, _, _, file, _ = records[moe.index(layer) * w.records + expert]
+            w.tensors[where, row.name, expert] = _decode(files[file], base + offset, size, *shape)
             w.groups[where, row.name, expert] = group
     assert last == sum(w.sections[17])
-    _check_records(w, data, records, sizes, moe)
+    _check_records(w, files, records, sizes, moe)
 
 
 def _has(w: Walked, layer: int, row: Any) -> bool:
@@ -286,21 +339,25 @@ def _names(w: Walked, layer: int) -> dict[str, Any]:
 
 
 def _check_records(
-    w: Walked, data: bytes, records: list[tuple[int, ...]], sizes: dict[int, int], moe: list[int]
+    w: Walked,
+    files: list[bytes],
+    records: list[tuple[int, ...]],
+    sizes: dict[int, int],
+    moe: list[int],
 ) -> None:
-    alignment = struct.unpack_from("<I", data, 48)[0]
-    spans = []
+    spans: dict[int, list[tuple[int, int]]] = {}
     for index, (offset, size, crc, file, zero) in enumerate(records):
-        assert offset % alignment == 0
-        assert (file, zero) == (0, 0)
+        assert offset % w.block == 0
+        assert zero == 0
         assert size == sizes[moe[index // w.records]]
-        assert crc == zlib.crc32(data[offset : offset + size])
-        spans.append((offset, offset + size))
-    if spans:
-        spans.sort()
-        assert all(a[1] <= b[0] for a, b in itertools.pairwise(spans))
-        assert spans[0][0] >= w.sections[18][0]
-        assert spans[-1][1] == sum(w.sections[18]) == len(data)
+        assert crc == zlib.crc32(files[file][offset : offset + size])
+        spans.setdefault(file, []).append((offset, offset + size))
+    assert set(spans) == set(w.record_sections)
+    for file, found in spans.items():
+        found.sort()
+        assert all(up(a[1], w.block) == b[0] for a, b in itertools.pairwise(found))
+        assert found[0][0] == w.record_sections[file][0]
+        assert found[-1][1] == sum(w.record_sections[file]) == len(files[file])
 
 
 def _decode(

@@ -19,6 +19,7 @@ from native import SANITIZERS, program
 F32, F16, Q8 = (_core.TYPES[name] for name in ("f32", "f16", "q8"))
 SMALL, WIDE = _core.PROFILES["small"], _core.PROFILES["wide"]
 MAPPED, LOADED = _core.WEIGHTS["mapped"], _core.WEIGHTS["loaded"]
+STREAMED = _core.WEIGHTS["streamed"]
 Regions = list[tuple[str, int, int, int]]
 
 
@@ -39,15 +40,19 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Image:
 
 
 @pytest.mark.parametrize(
-    ("context", "batch", "kv", "profile", "weights"),
-    [(128, 16, F32, WIDE, MAPPED), (128, 16, F16, SMALL, MAPPED), (40, 1, Q8, SMALL, MAPPED),
-     (16, 7, F32, SMALL, LOADED), (1, 1, F32, WIDE, MAPPED)],
+    ("context", "batch", "kv", "profile", "weights", "slots"),
+    [(128, 16, F32, WIDE, MAPPED, 0), (128, 16, F16, SMALL, MAPPED, 0),
+     (40, 1, Q8, SMALL, MAPPED, 0), (16, 7, F32, SMALL, LOADED, 0),
+     (1, 1, F32, WIDE, MAPPED, 0), (16, 7, F16, SMALL, STREAMED, 2),
+     (24, 16, F32, WIDE, STREAMED, 31)],
 )  # fmt: skip
 def test_every_size_below_the_plan_is_refused(
-    image: Image, context: int, batch: int, kv: int, profile: int, weights: int
+    image: Image, context: int, batch: int, kv: int, profile: int, weights: int, slots: int
 ) -> None:
-    out = program("arena", image.path, context, batch, kv, profile, weights).split()
-    limits = _core.Limits(context=context, batch=batch, kv=kv, profile=profile, weights=weights)
+    out = program("arena", image.path, context, batch, kv, profile, weights, slots).split()
+    limits = _core.Limits(
+        context=context, batch=batch, kv=kv, profile=profile, weights=weights, expert_slots=slots
+    )
     total = _core.plan(image.core, limits, [("m", 0, 2**62, 0)])["total_bytes"]
     assert int(out[3]) == total
     assert int(out[1]) == -(-total // 8)
@@ -59,7 +64,8 @@ def test_every_size_below_the_plan_is_refused(
 @pytest.mark.parametrize("profile", [SMALL, WIDE])
 def test_no_table_leaves_its_buffers(small: Image, kv: int, profile: int) -> None:
     """The same under AddressSanitizer, in a model with dense layers."""
-    program("arena", small.path, 0, 5, kv, profile, MAPPED, sanitize=SANITIZERS)
+    program("arena", small.path, 0, 5, kv, profile, MAPPED, 0, sanitize=SANITIZERS)
+    program("arena", small.path, 0, 5, kv, profile, STREAMED, 3, sanitize=SANITIZERS)
 
 
 def test_quantised_nothing_needs_no_codes(tmp_path: Path) -> None:
@@ -68,7 +74,7 @@ def test_quantised_nothing_needs_no_codes(tmp_path: Path) -> None:
     plan = _core.plan(Image(path).core, _core.Limits(context=8), [("m", 0, 2**40, 0)])
     names = {_core.buffer_name(row[0]) for row in plan["buffers"]}
     assert "codes" not in names
-    program("arena", path, 8, 3, F32, WIDE, MAPPED, sanitize=SANITIZERS)
+    program("arena", path, 8, 3, F32, WIDE, MAPPED, 0, sanitize=SANITIZERS)
 
 
 # Several regions

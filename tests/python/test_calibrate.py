@@ -21,7 +21,7 @@ from colibri.compensate import Factor
 from colibri.errors import ColibriError, PackError
 from colibri.image import Image
 from colibri.image_format import ROLES, Order, Type
-from colibri.image_writer import TensorSpec
+from colibri.image_layout import TensorSpec
 from colibri.pack import pack
 from colibri.quantize import quantize
 from image_reader import walk

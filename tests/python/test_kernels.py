@@ -6,6 +6,7 @@ Against each other and frozen checksums: test_conformance.py.
 
 from __future__ import annotations
 
+import zlib
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,16 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*encountered in.*:RuntimeWarnin
 @pytest.fixture(params=TABLES)
 def kernels(request: pytest.FixtureRequest) -> _core.Kernels:
     return _core.Kernels(request.param)
+
+
+def test_checksums_are_zlibs(kernels: _core.Kernels) -> None:
+    """Every length around the steps of a table, any start, continued."""
+    data = np.random.default_rng(1).bytes(70_000)
+    for length in (*range(300), 1000, 4095, 4096, 65_537):
+        for start in (0, 3, 64):
+            piece = data[start : start + length]
+            assert kernels.crc32(0, piece) == zlib.crc32(piece)
+            assert kernels.crc32(0x1234ABCD, piece) == zlib.crc32(piece, 0x1234ABCD)
 
 
 def numbers(shape: Any, scale: float = 1.0, seed: int = 0) -> Floats:

@@ -576,7 +576,7 @@ def test_targets_that_cannot_be_written(tmp_path: Path) -> None:
 def test_a_failure_at_the_end_leaves_nothing(tmp_path: Path, error: BaseException) -> None:
     def fail(image: Path, _: tuple[int, ...]) -> tuple[int, int, int]:
         assert image.stat().st_size > 10_000
-        assert image.parent == tmp_path / "out"
+        assert image.parent.parent == tmp_path / "out"
         walk(image)  # complete but for the checksums of the self-test
         raise error
 
@@ -653,18 +653,6 @@ def test_pack_and_inspect_commands(tmp_path: Path, capsys: pytest.CaptureFixture
     assert "stop ids: 2" in text
     assert cli.main(["pack", *arguments]) == 0
     assert "263,488 parameters" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("layout", ["sharded", "hybrid"])
-def test_other_layouts_are_not_written_yet(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], layout: str
-) -> None:
-    target = tmp_path / "image"
-    words = ["pack", str(ck.GOLDEN / "mixtral"), "-o", str(target), "--layout", layout, "--json"]
-    assert cli.main(words) == 2
-    error = json.loads(capsys.readouterr().out)["error"]
-    assert "this version writes monolithic" in error["hint"]
-    assert not target.exists()
 
 
 @pytest.mark.parametrize("at", [0, 8, 40, 700, -1, -5000])

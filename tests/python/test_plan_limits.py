@@ -36,7 +36,7 @@ def test_zeros_are_the_defaults(image: Image) -> None:
      ("context", 2, 1025, 1024), ("context", 2, 2**32 - 1, 1024), ("batch", 3, 4097, 4096),
      ("batch", 3, 2**31, 4096), ("workers", 4, 65, 64), ("workers", 4, 2**32 - 1, 64),
      ("kv", 5, 3, 1), ("kv", 5, 5, 1), ("kv", 5, 99, 1), ("profile", 6, 3, 2),
-     ("weights", 7, 3, 2)],
+     ("weights", 7, 5, 4), ("expert_slots", 8, 1, 0), ("policy", 9, 4, 3)],
 )  # fmt: skip
 def test_a_limit_out_of_range_is_named(
     image: Image, name: str, where: int, bad: int, best: int

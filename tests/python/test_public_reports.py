@@ -332,3 +332,42 @@ def test_vllm_3385_a_window_of_four_sees_four(
         other = [*ids[:at], 100, *ids[at + 1 :]]
         seen.append(bool((Engine(image, context=length).infer(other) != last).any()))
     assert seen == [at > length - 1 - 4 for at in range(length - 1)]
+
+
+# Memory: experts that are streamed
+
+
+def test_justvugg_colibri_766_the_size_asked_for_is_kept(tmp_path: Path) -> None:
+    image = packed(ck.copy_golden("olmoe", tmp_path), "q4")
+    least = Engine(image, 16, weights="streamed", expert_slots=Image(image).config["top_k"])
+    for size in range(least.high_water(), least.high_water() + 40_000, 3_333):
+        engine = Engine(image, 16, weights="streamed", memory=size)
+        assert engine.high_water() <= size
+
+
+def test_justvugg_colibri_1034_slots_do_not_grow(tmp_path: Path) -> None:
+    """After 200 tokens as many experts are missing as ever: nothing stays beyond the two."""
+    image = packed(ck.copy_golden("mixtral", tmp_path), "q4")
+    engine = Engine(image, 32, weights="streamed", expert_slots=2, trace=True)
+    misses = []
+    for _ in range(7):
+        engine.reset()
+        before = engine.experts.misses
+        engine.infer(np.arange(30))
+        misses.append(engine.experts.misses - before)
+    stats, trace = engine.experts, engine.take_trace()
+    assert stats.slots == 2
+    assert min(misses[1:]) > max(misses) // 2
+    assert stats.hits < stats.misses == ((trace["kind"] == _core.EVENTS["read"]).sum() - 1)
+
+
+def test_justvugg_colibri_1442_a_prompt_may_use_more_experts_than_slots(tmp_path: Path) -> None:
+    image = packed(ck.copy_golden("olmoe", tmp_path), "q4")
+    fewest = Image(image).config["top_k"]
+    prompt = np.arange(30) * 7919 % Image(image).vocabulary
+    streamed = Engine(image, 32, batch=30, weights="streamed", expert_slots=fewest, trace=True)
+    logits = streamed.infer(prompt)
+    assert np.array_equal(logits, Engine(image, 32, batch=30).infer(prompt))
+    trace = streamed.take_trace()
+    used = trace[trace["kind"] == _core.EVENTS["expert"]]
+    assert (used["layer"] == 0).sum() > fewest

@@ -26,7 +26,9 @@ enum {
     COLIBRI_BUFFER_BESIDE,        /* experts' output while a dense FFN runs beside them */
     COLIBRI_BUFFER_RECURRENT,     /* states of layers without a cache */
     COLIBRI_BUFFER_KV,            /* keys and values of every position */
-    COLIBRI_BUFFER_WEIGHTS,       /* the image, when it is loaded and not mapped */
+    COLIBRI_BUFFER_WEIGHTS,       /* the image, when it is loaded; its dense part, when experts are streamed */
+    COLIBRI_BUFFER_EXPERT_CACHE,  /* which expert lies in which slot */
+    COLIBRI_BUFFER_EXPERT_SLOTS,  /* records of streamed experts */
     COLIBRI_BUFFER_COUNT
 };
 

@@ -9,6 +9,7 @@
 #include "float_math.h"
 #include "offload.h"
 #include "size.h"
+#include "stream.h"
 
 uint32_t colibri_first_expert(const colibri_image *image, uint32_t layer)
 {
@@ -135,15 +136,14 @@ static void matrix_of(const struct expert_product *p, uint32_t expert, colibri_m
     const struct colibri_dispatch *d = p->dispatch;
     const struct engine *e = d->engine;
     if (!p->in_record) {
-        colibri_matrix_init(w, &p->tensor, e->weights + (size_t)p->tensor.offset);
+        colibri_matrix_init(w, &p->tensor, colibri_weights_at(e, p->tensor.offset));
         colibri_matrix_rows(w, expert * p->rows, p->rows);
         return;
     }
-    colibri_expert record;
-    (void)colibri_image_expert(e->image, d->first + expert, &record);
-    colibri_matrix_init(w, &p->tensor, e->weights + (size_t)(record.offset + p->tensor.offset));
+    const uint8_t *record = colibri_record_of(e, d->first + expert);
+    colibri_matrix_init(w, &p->tensor, record + (size_t)p->tensor.offset);
     if (p->biased)
-        m->bias = (const float *)(const void *)(e->weights + (size_t)(record.offset + p->bias));
+        m->bias = (const float *)(const void *)(record + (size_t)p->bias);
 }
 
 static void expert_rows(void *arg, uint32_t item, uint32_t worker)
@@ -293,6 +293,37 @@ static void share(const struct colibri_dispatch *d, struct activations *in, stru
     }
 }
 
+/* Down(act(gate) * up) of the experts on the active list, into a row a slot. list: the slots they have, or
+ * NULL for all there are. */
+static void compute(const struct colibri_dispatch *d, struct activations *in, const uint16_t *list, uint32_t rows,
+                    float *outputs)
+{
+    const struct engine *e = d->engine;
+    const colibri_config *c = &e->image->config;
+    struct activations inner = colibri_ffn_inner(e, rows, c->expert_size);
+    float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
+    inner.list = list;
+    colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_GATE, in, d->token, inner.values, up);
+    colibri_activate(e, &inner, up, c->router_flags & COLIBRI_ROUTER_ON_INPUT ? d->weights : NULL);
+    colibri_dispatch_product(d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d->slot, outputs, NULL);
+    trace_experts(d);
+}
+
+/* Streamed experts one by one: rows of others wait for theirs. */
+static void compute_active(const struct colibri_dispatch *d, struct activations *in, float *outputs)
+{
+    struct colibri_dispatch one = *d;
+    if (!colibri_streams(d->engine)) {
+        if (colibri_offload_left(d))
+            compute(d, in, NULL, d->engine->tokens * d->engine->image->config.top_k, outputs);
+        return;
+    }
+    for (one.active_count = 1; one.active < d->active + d->active_count; one.active++) {
+        uint32_t first = d->start[*one.active];
+        compute(&one, in, d->slot + first, (uint32_t)d->start[*one.active + 1u] - first, outputs);
+    }
+}
+
 colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in)
 {
     const colibri_config *c = &e->image->config;
@@ -300,24 +331,23 @@ colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct ac
     colibri_status status = colibri_dispatch_route(&d, COLIBRI_ROLE_ROUTER, in);
     if (status != COLIBRI_OK)
         return status;
-    struct activations inner = colibri_ffn_inner(e, e->tokens * c->top_k, c->expert_size);
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
-    float *up = colibri_floats(e, COLIBRI_BUFFER_FFN_UP);
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
     struct colibri_offload away;
+    struct colibri_stream stream;
     status = colibri_offload_start(&away, &d, in, on_input ? d.weights : NULL, outputs);
     if (status != COLIBRI_OK)
         return status;
-    if (colibri_offload_left(&d)) {
-        colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_GATE, in, d.token, inner.values, up);
-        colibri_activate(e, &inner, up, on_input ? d.weights : NULL);
-        colibri_dispatch_product(&d, COLIBRI_ROLE_EXPERT_DOWN, &inner, d.slot, outputs, NULL);
-    }
-    trace_experts(&d);
+    if (colibri_streams(e))
+        colibri_stream_start(&stream, &d);
+    compute_active(&d, in, outputs);
     struct combine combine = {&d, outputs, NULL, NULL,
                               colibri_vector_of(e, layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
     share(&d, in, &combine);
-    status = colibri_offload_wait(&away);
+    while (colibri_streams(e) && colibri_stream_next(&stream, &d, &status))
+        compute_active(&d, in, outputs);
+    if (status == COLIBRI_OK)
+        status = colibri_offload_wait(&away);
     if (status == COLIBRI_OK)
         colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
     return status;

@@ -5,11 +5,13 @@
 
 #include "dispatch.h"
 #include "float_math.h"
+#include "image_rules.h"
 #include "offload.h"
 #include "options.h"
 #include "rope.h"
 #include "size.h"
 #include "step_tokens.h"
+#include "stream.h"
 
 _Static_assert(sizeof(struct engine) <= sizeof(colibri_engine), "the handle must hold the engine");
 
@@ -21,30 +23,58 @@ static bool fp_environment_ok(void)
     return half > 0.0f && tie == one && above > one && -one - ulp == -one;
 }
 
-static colibri_status load_weights(struct engine *e, colibri_error *error)
+/* A file of the image where it lies, or copied to memory of the plan. */
+static colibri_status map_file(const colibri_storage *s, uint32_t file, uint64_t bytes, const uint8_t **out,
+                               colibri_error *error)
 {
-    const colibri_image *image = e->image;
-    const colibri_storage *s = image->storage;
-    if (e->limits.weights == COLIBRI_WEIGHTS_LOADED) {
-        uint8_t *weights = e->buffers[COLIBRI_BUFFER_WEIGHTS];
-        const void *source = s->map != NULL ? s->map(s->context, 0, 0, image->bytes) : NULL;
-        if (source != NULL)
-            memcpy(weights, source, (size_t)image->bytes);
-        else if (s->read == NULL || s->read(s->context, 0, 0, weights, image->bytes) != 0)
-            return colibri_fail(error, COLIBRI_ERR_STORAGE, 0, 0, image->bytes);
-        e->weights = weights;
-        colibri_trace(e, COLIBRI_EVENT_READ, 0, 0, 1, image->bytes, 0);
-        return COLIBRI_OK;
-    }
-    if (image->bytes > SIZE_MAX)
-        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 7, image->bytes, SIZE_MAX);
-    e->weights = s->map != NULL ? s->map(s->context, 0, 0, image->bytes) : NULL;
-    if (e->weights == NULL)
+    if (bytes > SIZE_MAX)
+        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 7, bytes, SIZE_MAX);
+    *out = s->map != NULL ? s->map(s->context, file, 0, bytes) : NULL;
+    if (*out == NULL)
         return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 7, COLIBRI_WEIGHTS_MAPPED,
                             COLIBRI_WEIGHTS_LOADED);
-    if (((uintptr_t)e->weights & 7u) != 0)
+    if (((uintptr_t)*out & 7u) != 0)
         return colibri_fail(error, COLIBRI_ERR_ALIGNMENT, COLIBRI_MAX_REGIONS, 0, 8);
     return COLIBRI_OK;
+}
+
+static colibri_status load_file(const struct engine *e, uint32_t file, uint64_t bytes, uint8_t *memory,
+                                colibri_error *error)
+{
+    const colibri_storage *s = e->image->storage;
+    const void *source = s->map != NULL ? s->map(s->context, file, 0, bytes) : NULL;
+    if (source != NULL)
+        memcpy(memory, source, (size_t)bytes);
+    else if (s->read == NULL || s->read(s->context, file, 0, memory, bytes) != 0)
+        return colibri_fail(error, COLIBRI_ERR_STORAGE, COLIBRI_NO_EXPERT | file, 0, bytes);
+    colibri_trace(e, COLIBRI_EVENT_READ, COLIBRI_GLOBAL_LAYER, file, 1, bytes, 0);
+    return COLIBRI_OK;
+}
+
+static colibri_status load_weights(struct engine *e, colibri_error *error)
+{
+    if (e->limits.weights >= COLIBRI_WEIGHTS_STREAMED)
+        return colibri_stream_init(e, error);
+    const bool loaded = e->limits.weights == COLIBRI_WEIGHTS_LOADED;
+    uint8_t *memory = e->buffers[COLIBRI_BUFFER_WEIGHTS];
+    colibri_status status = COLIBRI_OK;
+    for (uint32_t i = 0; status == COLIBRI_OK && i <= colibri_companions(e->image); i++) {
+        const uint64_t size = colibri_file_bytes(e->image, i);
+        const uint8_t *bytes = memory;
+        status = loaded ? load_file(e, i, size, memory, error)
+                        : map_file(e->image->storage, i, size, &bytes, error);
+        if (i == 0)
+            e->weights = bytes;
+#if COLIBRI_WITH_COMPANIONS
+        else
+            e->companions[i - 1] = bytes;
+        uint64_t padded; /* as colibri_check_files adds them up */
+        (void)colibri_align(size, 64, &padded);
+        if (loaded)
+            memory += (size_t)padded;
+#endif
+    }
+    return status;
 }
 
 static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
@@ -289,6 +319,7 @@ static colibri_status step(const struct engine *e, const uint32_t *tokens, uint3
     };
     colibri_status status = COLIBRI_OK;
     colibri_trace(e, COLIBRI_EVENT_STEP, 0, 0, e->tokens, 0, 0);
+    colibri_stream_step(e);
     (void)colibri_matrix_of(e, COLIBRI_GLOBAL_LAYER, COLIBRI_ROLE_EMBEDDING, &s.embedding);
     colibri_run(e, e->tokens, embed_token, &s);
     for (uint32_t set = 1; set <= 2; set++)

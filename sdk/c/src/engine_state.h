@@ -6,7 +6,9 @@
 #include "buffers.h"
 #include "colibri/engine.h"
 #include "colibri/kernels.h"
+#include "expert_cache.h"
 #include "fail.h"
+#include "options.h"
 #include "tensor.h"
 
 struct engine {
@@ -14,7 +16,16 @@ struct engine {
     const colibri_kernels *kernels;
     colibri_platform platform;
     colibri_limits limits;
-    const uint8_t *weights; /* byte 0 of the image */
+    const uint8_t *weights; /* byte 0 of the image, or of its dense part */
+#if COLIBRI_WITH_COMPANIONS
+    const uint8_t *companions[COLIBRI_MAX_COMPANIONS]; /* byte 0 of each */
+#endif
+#if COLIBRI_WITH_STREAMING
+    uint64_t weights_from;  /* offset in the image of what lies at weights */
+    struct colibri_expert_cache cache; /* without slots when nothing is streamed */
+    uint8_t *slots;
+    size_t slot_bytes;
+#endif
     uint8_t *buffers[COLIBRI_BUFFER_COUNT];
     uint64_t used[COLIBRI_MAX_REGIONS];
     uint32_t region_count;
@@ -29,19 +40,65 @@ struct activations {
     uint32_t columns;
     uint32_t stride;        /* floats between rows of values; codes lie close */
     uint32_t rows;
+    const uint16_t *list;   /* which rows when not the first ones, or NULL */
     int8_t *codes;
     float *scales;
     uint32_t group;         /* of codes; 0: none made yet */
 };
+
+static inline uint32_t colibri_row(const struct activations *a, uint32_t i)
+{
+#if COLIBRI_WITH_STREAMING
+    if (a->list != NULL)
+        return a->list[i];
+#endif
+    (void)a;
+    return i;
+}
 
 static inline struct engine *colibri_engine_of(colibri_engine *handle)
 {
     return (struct engine *)(void *)handle;
 }
 
+static inline bool colibri_streams(const struct engine *e)
+{
+#if COLIBRI_WITH_STREAMING
+    return e->cache.slot_count != 0;
+#else
+    (void)e;
+    return false;
+#endif
+}
+
+/* Where the record of an expert lies: in its slot, in a companion, or in the image. index: in the expert table. */
+static inline const uint8_t *colibri_record_of(const struct engine *e, uint32_t index)
+{
+#if COLIBRI_WITH_STREAMING
+    if (colibri_streams(e))
+        return e->slots + (size_t)e->cache.places[index] * e->slot_bytes;
+#endif
+    colibri_expert record;
+    (void)colibri_image_expert(e->image, index, &record);
+#if COLIBRI_WITH_COMPANIONS
+    if (record.file != 0)
+        return e->companions[record.file - 1] + (size_t)record.offset;
+#endif
+    return e->weights + (size_t)record.offset;
+}
+
 static inline float *colibri_floats(const struct engine *e, uint32_t buffer)
 {
     return (float *)(void *)e->buffers[buffer];
+}
+
+/* Bytes of a tensor that is not in a record. */
+static inline const uint8_t *colibri_weights_at(const struct engine *e, uint64_t offset)
+{
+#if COLIBRI_WITH_STREAMING
+    offset -= e->weights_from;
+#endif
+    return e->weights + (size_t)offset;
 }
 
 /* step.c: work over items, over rows of so many elements, and the products every block is made of. */

@@ -10,4 +10,7 @@
 colibri_status colibri_fail(colibri_error *error, colibri_status status, uint32_t where,
                             uint64_t have, uint64_t need);
 
+/* Where of a failed read that was not of an expert's record; with the file's number in the low bits. */
+#define COLIBRI_NO_EXPERT 0xFFFF0000u
+
 #endif

@@ -73,8 +73,9 @@ static void activate_row(void *arg, uint32_t row, uint32_t worker)
     const struct activate_task *t = arg;
     const colibri_config *c = &t->engine->image->config;
     uint32_t n = t->gate->columns;
-    float *gate = t->gate->values + (size_t)row * n, *up = t->up + (size_t)row * n;
     (void)worker;
+    row = colibri_row(t->gate, row);
+    float *gate = t->gate->values + (size_t)row * n, *up = t->up + (size_t)row * n;
     if (t->weights != NULL)
         colibri_weigh_gate(gate, up, t->weights[row], n);
     colibri_gate(t->engine->kernels, c->activation, c->activation_limit, c->activation_alpha, gate, up, n);

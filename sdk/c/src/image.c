@@ -40,7 +40,7 @@ static colibri_status fetch(const colibri_storage *s, void *memory, uint32_t cap
         return colibri_fail(error, COLIBRI_ERR_MEMORY, 0, memory == NULL ? 0 : capacity, bytes);
     *out = memory;
     if (s->read == NULL || s->read(s->context, 0, 0, memory, bytes) != 0)
-        return colibri_fail(error, COLIBRI_ERR_STORAGE, 0, 0, bytes);
+        return colibri_fail(error, COLIBRI_ERR_STORAGE, COLIBRI_NO_EXPERT, 0, bytes);
     return COLIBRI_OK;
 }
 
@@ -49,15 +49,18 @@ static colibri_status check_header(colibri_image *image, const uint8_t *h, colib
     uint64_t file_bytes = colibri_load_u64(h + 16);
     uint32_t alignment = colibri_load_u32(h + 48);
     if (memcmp(h, magic, sizeof magic) != 0)
-        return colibri_fail(error, COLIBRI_ERR_MAGIC, 0, 0, 0);
+        return colibri_fail(error, COLIBRI_ERR_MAGIC, 0,
+                            COLIBRI_WITH_COMPANIONS && h[3] == 'X' && memcmp(h, magic, 3) == 0, 0);
     if (colibri_load_u32(h + 8) != COLIBRI_IMAGE_VERSION)
         return colibri_fail(error, COLIBRI_ERR_VERSION, 8, colibri_load_u32(h + 8),
                             COLIBRI_IMAGE_VERSION);
-    if (colibri_load_u32(h + 12) != 0)
+    if (colibri_load_u32(h + 12) > COLIBRI_LAYOUT_HYBRID)
+        return broken(error, 12);
+    if (!COLIBRI_WITH_COMPANIONS && colibri_load_u32(h + 12) != COLIBRI_LAYOUT_MONOLITHIC)
         return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 12, colibri_load_u32(h + 12), 0);
     if (file_bytes > image->storage->bytes)
         return colibri_fail(error, COLIBRI_ERR_TRUNCATED, 16, image->storage->bytes, file_bytes);
-    image->bytes = file_bytes;
+    image->bytes = image->total_bytes = file_bytes;
     image->meta_bytes = colibri_load_u32(h + 24);
     image->section_count = colibri_load_u32(h + 28);
     if (image->section_count - 1u >= MAX_SECTIONS)
@@ -72,11 +75,17 @@ static colibri_status check_header(colibri_image *image, const uint8_t *h, colib
     return COLIBRI_OK;
 }
 
-/* Companion files belong to layouts that check_header has refused. */
-static bool known_kind(uint32_t kind)
+/* Of the image's own sections; expert weights in companions have entries behind these. */
+static bool known_kind(const colibri_image *image, uint32_t kind)
 {
-    return kind <= COLIBRI_SECTION_NOTES ||
-           (kind >= COLIBRI_SECTION_TOKENIZER && kind <= COLIBRI_SECTION_EXPERT_WEIGHTS);
+    if (kind == COLIBRI_SECTION_FILES || kind == COLIBRI_SECTION_EXPERT_WEIGHTS)
+        return (kind == COLIBRI_SECTION_FILES) == (colibri_companions(image) != 0);
+    return kind <= COLIBRI_SECTION_NOTES || kind == COLIBRI_SECTION_TOKENIZER || kind == COLIBRI_SECTION_WEIGHTS;
+}
+
+static bool has_count(uint32_t kind)
+{
+    return kind < COLIBRI_SECTION_NOTES || kind == COLIBRI_SECTION_FILES;
 }
 
 /* Sections follow each other without hole or overlap: each must begin where the one before ended. */
@@ -85,12 +94,12 @@ static colibri_status check_sections(const colibri_image *image, colibri_error *
     uint64_t end = HEADER + (uint64_t)image->section_count * SECTION, start;
     uint32_t alignment = colibri_load_u32(image->meta + 48), kind_before = 0;
     bool in_meta = true;
-    for (uint32_t i = 0; i < image->section_count; i++) {
+    for (uint32_t i = 0; i < image->section_count - colibri_companions(image); i++) {
         uint32_t at = HEADER + i * SECTION;
         colibri_section s;
         (void)colibri_image_section(image, i, &s);
         bool meta = s.kind < META_KINDS;
-        if (s.kind <= kind_before || s.file != 0 || !known_kind(s.kind))
+        if (s.kind <= kind_before || s.file != 0 || !known_kind(image, s.kind))
             return broken(error, at);
         if (!colibri_align(end, s.kind == COLIBRI_SECTION_EXPERT_WEIGHTS ? alignment : 64, &start) ||
             s.offset != start)
@@ -103,7 +112,7 @@ static colibri_status check_sections(const colibri_image *image, colibri_error *
             return broken(error, at + 16);
         if (s.kind != COLIBRI_SECTION_TOKENIZER && s.crc32 != 0)
             return broken(error, at + 24);
-        if (s.kind >= COLIBRI_SECTION_NOTES && s.count != (s.kind == COLIBRI_SECTION_TOKENIZER))
+        if (!has_count(s.kind) && s.count != (s.kind == COLIBRI_SECTION_TOKENIZER))
             return broken(error, at + 28);
         in_meta = meta;
         kind_before = s.kind;
@@ -243,13 +252,27 @@ colibri_status colibri_image_open(colibri_image *image, const colibri_storage *s
         status = broken(error, 0);
     if (status == COLIBRI_OK)
         status = check_checksum(image, error);
+#if COLIBRI_WITH_COMPANIONS
+    if (status == COLIBRI_OK)
+        status = colibri_count_files(image, error);
+#endif
     if (status == COLIBRI_OK)
         status = check_sections(image, error);
+#if COLIBRI_WITH_COMPANIONS
+    if (status == COLIBRI_OK)
+        status = colibri_check_files(image, error);
+#endif
     if (status == COLIBRI_OK)
         status = check_tables(image, error);
     if (status == COLIBRI_OK)
         status = colibri_check_config(image, error);
     if (status == COLIBRI_OK)
         status = colibri_check_tensors(image, error);
-    return status == COLIBRI_OK ? colibri_check_experts(image, error) : status;
+    if (status == COLIBRI_OK)
+        status = colibri_check_experts(image, error);
+#if COLIBRI_WITH_COMPANIONS
+    if (status == COLIBRI_OK)
+        status = colibri_check_companions(image, error);
+#endif
+    return status;
 }

@@ -325,15 +325,30 @@ static uint64_t record_bytes(const colibri_image *image, uint32_t layer)
 }
 
 static colibri_status check_expert(const colibri_image *image, uint32_t index, uint64_t bytes,
-                                   const colibri_section *section, uint32_t alignment)
+                                   uint32_t alignment)
 {
     colibri_expert e;
-    if (colibri_image_expert(image, index, &e) != COLIBRI_OK || e.file != section->file ||
-        e.bytes != bytes || (e.offset & (alignment - 1u)) != 0 || e.offset < section->offset ||
-        !colibri_inside(e.offset - section->offset, e.bytes, section->bytes))
+    colibri_section section;
+    if (colibri_image_expert(image, index, &e) != COLIBRI_OK ||
+        !colibri_find_records(image, e.file, &section) || e.bytes != bytes ||
+        (e.offset & (alignment - 1u)) != 0 || e.offset < section.offset ||
+        !colibri_inside(e.offset - section.offset, e.bytes, section.bytes))
         return COLIBRI_ERR_STRUCTURE;
     const uint8_t *entry = image->meta + image->experts + index * (uint32_t)COLIBRI_EXPERT_ENTRY;
     return colibri_load_u32(entry + 20) == 0 ? COLIBRI_OK : COLIBRI_ERR_STRUCTURE;
+}
+
+/* Bytes of all expert sections, the padding behind each included; false when that is too much. */
+static bool padded_sections(const colibri_image *image, uint32_t alignment, uint64_t *all)
+{
+    colibri_section section;
+    uint64_t padded;
+    bool ok = true;
+    *all = 0;
+    for (uint32_t file = 0; file <= colibri_companions(image); file++)
+        if (colibri_find_records(image, file, &section))
+            ok = ok && colibri_align(section.bytes, alignment, &padded) && colibri_add(*all, padded, all);
+    return ok;
 }
 
 colibri_status colibri_check_experts(const colibri_image *image, colibri_error *error)
@@ -351,15 +366,15 @@ colibri_status colibri_check_experts(const colibri_image *image, colibri_error *
         colibri_image_layer(image, l, &kind);
         uint64_t bytes = kind.ffn & COLIBRI_FFN_MOE ? record_bytes(image, l) : 0;
         for (uint32_t e = 0; bytes != 0 && e < each; e++, index++) {
-            if (check_expert(image, index, bytes, &section, alignment) != COLIBRI_OK)
+            if (check_expert(image, index, bytes, alignment) != COLIBRI_OK)
                 return colibri_fail(error, COLIBRI_ERR_STRUCTURE,
                                     image->experts + index * (uint32_t)COLIBRI_EXPERT_ENTRY, 0, bytes);
             (void)colibri_align(bytes, alignment, &padded);
             sum += padded;
         }
     }
-    /* records that neither overlap nor leave holes add up to their section */
-    if (there && (!colibri_align(section.bytes, alignment, &all) || sum != all))
+    /* records that neither overlap nor leave holes add up to their sections */
+    if (there && (!padded_sections(image, alignment, &all) || sum != all))
         return colibri_fail(error, COLIBRI_ERR_STRUCTURE, COLIBRI_SECTION_EXPERT_WEIGHTS, sum, all);
     return COLIBRI_OK;
 }

@@ -17,12 +17,36 @@ colibri_status colibri_image_section(const colibri_image *image, uint32_t index,
     return COLIBRI_OK;
 }
 
+uint32_t colibri_record_alignment(const colibri_image *image)
+{
+    return colibri_load_u32(image->meta + 48);
+}
+
 bool colibri_find_section(const colibri_image *image, uint32_t kind, colibri_section *out)
 {
     for (uint32_t i = 0; colibri_image_section(image, i, out) == COLIBRI_OK; i++)
         if (out->kind == kind)
             return true;
     return false;
+}
+
+/* Companions have one section each, the last of the table, in the order of the files. */
+bool colibri_find_records(const colibri_image *image, uint32_t file, colibri_section *out)
+{
+    uint32_t companions = colibri_companions(image), first = companions != 0, each = first != 0 ? companions : 1;
+    return file >= first && file - first < each &&
+           colibri_image_section(image, image->section_count - each + file - first, out) == COLIBRI_OK &&
+           out->kind == COLIBRI_SECTION_EXPERT_WEIGHTS;
+}
+
+colibri_status colibri_image_file(const colibri_image *image, uint32_t file, colibri_file *out)
+{
+    if (file > colibri_companions(image))
+        return COLIBRI_ERR_ARGUMENT;
+    *out = (colibri_file){"", colibri_file_bytes(image, file)};
+    if (file != 0)
+        out->name = (const char *)image->meta + image->files + (file - 1) * (uint32_t)COLIBRI_FILE_ENTRY + 32;
+    return COLIBRI_OK;
 }
 
 colibri_status colibri_image_tensor(const colibri_image *image, uint32_t index, colibri_tensor *out)

@@ -59,7 +59,7 @@ static void each_head(const struct engine *e, uint32_t layer, uint32_t role, str
     colibri_tensor t;
     struct heads_product p = {.engine = e, .in = in, .out = out, .out_stride = out_stride};
     (void)colibri_image_find(e->image, layer, role, &t);
-    colibri_matrix_init(&p.matrix, &t, e->weights + (size_t)t.offset);
+    colibri_matrix_init(&p.matrix, &t, colibri_weights_at(e, t.offset));
     colibri_quantize(e, in, p.matrix.group);
     colibri_run(e, heads, head_rows, &p);
     colibri_trace(e, COLIBRI_EVENT_MATMUL, layer, role, e->tokens, t.bytes,

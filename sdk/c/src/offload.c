@@ -50,7 +50,7 @@ static colibri_expert_ffn describe(const struct engine *e, uint32_t layer, uint3
         .struct_bytes = sizeof call,
         .layer = layer,
         .expert = expert,
-        .record = e->weights + (size_t)record.offset,
+        .record = colibri_record_of(e, first + expert),
         .record_bytes = record.bytes,
         .activation = c->activation,
         .activation_limit = c->activation_limit,

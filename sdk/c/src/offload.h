@@ -5,6 +5,7 @@
 
 #include "dispatch.h"
 #include "options.h"
+#include "stream.h"
 
 /* Calls of one layer that have been begun: experts active[first] .. of the dispatch. */
 struct colibri_offload {

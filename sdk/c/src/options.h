@@ -73,6 +73,12 @@
 #ifndef COLIBRI_WITH_ROUTER_SPARSEMIXER
 #define COLIBRI_WITH_ROUTER_SPARSEMIXER 1
 #endif
+#ifndef COLIBRI_WITH_STREAMING /* experts read when they are needed; an image never needs it */
+#define COLIBRI_WITH_STREAMING 1
+#endif
+#ifndef COLIBRI_WITH_COMPANIONS /* images in several files */
+#define COLIBRI_WITH_COMPANIONS 1
+#endif
 #ifndef COLIBRI_WITH_BACKENDS /* experts bound to other backends; an image never needs it */
 #define COLIBRI_WITH_BACKENDS 1
 #endif

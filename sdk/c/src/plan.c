@@ -11,6 +11,7 @@
 #include "options.h"
 #include "size.h"
 #include "state.h"
+#include "stream.h"
 #include "tensor.h"
 
 _Static_assert(COLIBRI_BUFFER_COUNT <= COLIBRI_MAX_BUFFERS, "a plan must hold every buffer");
@@ -48,6 +49,40 @@ static void copy_limits(const colibri_limits *given, colibri_limits *l)
     l->struct_bytes = sizeof *l;
 }
 
+#define MOST_WEIGHTS (COLIBRI_WITH_STREAMING ? COLIBRI_WEIGHTS_STREAMED_MAPPED : COLIBRI_WEIGHTS_LOADED)
+
+static bool streams(const colibri_limits *l)
+{
+    return COLIBRI_WITH_STREAMING && l->weights >= COLIBRI_WEIGHTS_STREAMED;
+}
+
+#if COLIBRI_WITH_STREAMING
+static uint32_t most_slots(const colibri_image *image)
+{
+    return image->expert_count < COLIBRI_MAX_SLOTS ? image->expert_count : COLIBRI_MAX_SLOTS;
+}
+#endif
+
+/* Slots, which may be left to the placement, and the policy. */
+static colibri_status fill_slots(const colibri_image *image, const colibri_limits *l, colibri_error *error)
+{
+    uint32_t least = 0, most = 0;
+#if COLIBRI_WITH_STREAMING
+    if (streams(l) && image->moe_layers != 0) {
+        least = colibri_stream_least(image);
+        most = most_slots(image);
+    }
+#endif
+    if (l->expert_slots > most)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 8, l->expert_slots, most);
+    if (l->expert_slots != 0 && l->expert_slots < least)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 8, l->expert_slots, least);
+    if (l->policy > COLIBRI_POLICY_LEAST_STALE)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 9, l->policy, COLIBRI_POLICY_LEAST_STALE);
+    (void)image;
+    return COLIBRI_OK;
+}
+
 static colibri_status fill_limits(const colibri_image *image, const colibri_limits *given,
                                   colibri_limits *l, colibri_error *error)
 {
@@ -72,9 +107,9 @@ static colibri_status fill_limits(const colibri_image *image, const colibri_limi
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 5, l->kv, COLIBRI_F32);
     if (l->profile > COLIBRI_PROFILE_WIDE)
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 6, l->profile, COLIBRI_PROFILE_WIDE);
-    if (l->weights > COLIBRI_WEIGHTS_LOADED)
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 7, l->weights, COLIBRI_WEIGHTS_LOADED);
-    return COLIBRI_OK;
+    if (l->weights > MOST_WEIGHTS)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 7, l->weights, MOST_WEIGHTS);
+    return fill_slots(image, l, error);
 }
 
 /* Smallest and largest group of the image's quantised tensors; 0 when it has none. */
@@ -211,6 +246,28 @@ static void size_ffn(const colibri_image *image, const colibri_limits *l, struct
     set(s, COLIBRI_BUFFER_FFN_SCALES, 4, larger64(routed_scales, inner_scales), busy);
 }
 
+/* The slots begin at a multiple of the image's alignment, wherever the buffer lies. */
+static void size_streamed(const colibri_image *image, const colibri_limits *l, struct sizes *s)
+{
+#if COLIBRI_WITH_STREAMING
+    uint32_t alignment = colibri_record_alignment(image), own = l->profile == COLIBRI_PROFILE_SMALL ? 16 : 64;
+    colibri_section dense;
+    if (l->weights == COLIBRI_WEIGHTS_STREAMED && colibri_find_section(image, COLIBRI_SECTION_WEIGHTS, &dense)) {
+        s->bytes[COLIBRI_BUFFER_WEIGHTS] = dense.bytes;
+        s->intensity[COLIBRI_BUFFER_WEIGHTS] = ONCE;
+    }
+    if (l->expert_slots == 0)
+        return;
+    set(s, COLIBRI_BUFFER_EXPERT_SLOTS, l->expert_slots, colibri_stream_slot_bytes(image), ONCE / 2);
+    s->ok = s->ok && colibri_add(s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS], alignment - own,
+                                 &s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS]);
+    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, colibri_cache_bytes(image->expert_count, l->expert_slots), ONCE);
+#endif
+    (void)image;
+    (void)l;
+    (void)s;
+}
+
 static void size_all(const colibri_image *image, const colibri_limits *l, struct sizes *s)
 {
     uint64_t position = colibri_kv_position_bytes(image, l->kv, image->config.layers), all;
@@ -224,8 +281,10 @@ static void size_all(const colibri_image *image, const colibri_limits *l, struct
     set(s, COLIBRI_BUFFER_RECURRENT, l->sequences,
         colibri_state_floats(image, image->config.layers) * 4, 2 * ONCE);
     if (l->weights == COLIBRI_WEIGHTS_LOADED)
-        s->bytes[COLIBRI_BUFFER_WEIGHTS] = image->bytes;
+        s->bytes[COLIBRI_BUFFER_WEIGHTS] = image->total_bytes;
     s->intensity[COLIBRI_BUFFER_WEIGHTS] = ONCE / 2; /* of a mixture, a part is read a token */
+    if (streams(l))
+        size_streamed(image, l, s);
 }
 
 /* Region list of a placement pass; grown: index of a region without end, or region_count. */
@@ -312,20 +371,53 @@ static colibri_status report_shortfall(const struct sizes *s, colibri_plan_resul
     return colibri_fail(error, COLIBRI_ERR_MEMORY, largest, p->regions[largest].size, need);
 }
 
-static bool list_buffers(const struct sizes *s, colibri_plan_result *plan)
+static bool list_buffers(struct sizes *s, colibri_plan_result *plan)
 {
-    bool ok = s->ok;
     for (uint32_t kind = 0; kind < COLIBRI_BUFFER_COUNT; kind++) {
         colibri_buffer b = {kind, 0, 0, 0, 0};
         if (s->bytes[kind] == 0)
             continue;
-        ok = ok && colibri_align(s->bytes[kind], plan->alignment, &b.bytes) &&
+        s->ok = s->ok && colibri_align(s->bytes[kind], plan->alignment, &b.bytes) &&
              colibri_add(plan->total_bytes, b.bytes, &plan->total_bytes);
         b.touched = (b.bytes >> 4) * s->intensity[kind];
         plan->buffers[plan->buffer_count++] = b;
     }
-    return ok;
+    return s->ok;
 }
+
+/* Sizes and, when there is room, places. */
+static bool plan_with(const colibri_image *image, struct sizes *s, colibri_plan_result *plan, struct pass *p)
+{
+    plan->buffer_count = 0;
+    plan->total_bytes = 0;
+    size_all(image, &plan->limits, s);
+    return list_buffers(s, plan) && place_any(s, plan, p);
+}
+
+#if COLIBRI_WITH_STREAMING
+/* As many slots as there is room for, the fewest when there is none; then the policy for so many. */
+static void choose_slots(const colibri_image *image, struct sizes *s, colibri_plan_result *plan, struct pass *p)
+{
+    colibri_limits *l = &plan->limits;
+    if (!streams(l) || image->moe_layers == 0)
+        return;
+    uint32_t least = colibri_stream_least(image), low = least, high = most_slots(image);
+    bool given = l->expert_slots != 0;
+    while (!given && low < high) {
+        l->expert_slots = low + (high - low + 1) / 2;
+        if (plan_with(image, s, plan, p))
+            low = l->expert_slots;
+        else
+            high = l->expert_slots - 1;
+    }
+    l->expert_slots = given ? l->expert_slots : low;
+    plan->slots_per_layer = colibri_cache_per_layer(l->expert_slots, image->moe_layers, least);
+    plan->slot_bytes = (uint32_t)colibri_stream_slot_bytes(image);
+    if (l->policy == 0)
+        l->policy = l->expert_slots / image->moe_layers < 2 * least && l->expert_slots < image->expert_count
+                        ? COLIBRI_POLICY_FREQUENCY : COLIBRI_POLICY_LRU;
+}
+#endif
 
 colibri_status colibri_plan(const colibri_image *image, const colibri_limits *limits,
                             const colibri_region *regions, uint32_t region_count,
@@ -344,11 +436,13 @@ colibri_status colibri_plan(const colibri_image *image, const colibri_limits *li
     plan->alignment = plan->limits.profile == COLIBRI_PROFILE_SMALL ? 16 : 64;
     struct sizes sizes;
     struct pass pass = {.regions = regions, .count = region_count, .grown = region_count};
-    size_all(image, &plan->limits, &sizes);
-    if (!list_buffers(&sizes, plan))
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 0, 0, 0);
-    if (place_any(&sizes, plan, &pass))
+#if COLIBRI_WITH_STREAMING
+    choose_slots(image, &sizes, plan, &pass);
+#endif
+    if (plan_with(image, &sizes, plan, &pass))
         return COLIBRI_OK;
+    if (!sizes.ok)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 0, 0, 0);
     return report_shortfall(&sizes, plan, &pass, error);
 }
 

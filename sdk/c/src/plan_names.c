@@ -26,7 +26,9 @@ static const char *const names[COLIBRI_BUFFER_COUNT][2] = {
     [COLIBRI_BUFFER_BESIDE] = {"beside", "experts' output while a dense FFN runs beside them"},
     [COLIBRI_BUFFER_RECURRENT] = {"recurrent", "states of layers without a cache"},
     [COLIBRI_BUFFER_KV] = {"kv_cache", "keys and values of every position"},
-    [COLIBRI_BUFFER_WEIGHTS] = {"weights", "the image, loaded from storage"},
+    [COLIBRI_BUFFER_WEIGHTS] = {"weights", "weights loaded from storage"},
+    [COLIBRI_BUFFER_EXPERT_CACHE] = {"expert_cache", "which expert lies in which slot"},
+    [COLIBRI_BUFFER_EXPERT_SLOTS] = {"expert_slots", "experts streamed from storage"},
 };
 
 const char *colibri_buffer_name(uint32_t kind)

@@ -23,8 +23,10 @@ const char *colibri_status_name(colibri_status status)
     case COLIBRI_ERR_CONFIG: return "model configuration out of range";
     case COLIBRI_ERR_TENSOR: return "tensor missing, misplaced or misshapen";
     case COLIBRI_ERR_UNSUPPORTED: return "not carried by this build";
+    case COLIBRI_ERR_COMPANION: return "companion file missing or not the image's";
     case COLIBRI_ERR_STORAGE: return "storage read failed";
     case COLIBRI_ERR_BACKEND: return "backend refused or failed an expert";
+    case COLIBRI_ERR_CORRUPT: return "bytes read do not match their checksum";
     case COLIBRI_ERR_NONFINITE: return "NaN or infinity";
     case COLIBRI_ERR_SELFTEST: return "self-test differs from its golden vector";
     default: return "unknown status";

@@ -48,7 +48,7 @@ bool colibri_matrix_of(const struct engine *e, uint32_t layer, uint32_t role, co
     colibri_tensor t;
     if (colibri_image_find(e->image, layer, role, &t) != COLIBRI_OK)
         return false;
-    colibri_matrix_init(matrix, &t, e->weights + (size_t)t.offset);
+    colibri_matrix_init(matrix, &t, colibri_weights_at(e, t.offset));
     return true;
 }
 
@@ -71,6 +71,7 @@ static void quantize_row(void *arg, uint32_t row, uint32_t worker)
     const struct activations *a = t->a;
     uint32_t groups = colibri_divide_up(a->columns, a->group);
     (void)worker;
+    row = colibri_row(a, row);
     t->engine->kernels->quantize(a->values + (size_t)row * a->stride, a->columns, a->group,
                                  a->codes + (size_t)row * groups * a->group,
                                  a->scales + (size_t)row * groups);

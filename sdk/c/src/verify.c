@@ -11,12 +11,12 @@ struct source {
     uint32_t block_bytes;
 };
 
-static colibri_status crc_of(const struct source *s, uint64_t offset, uint64_t bytes, uint32_t *crc,
-                             colibri_error *error)
+static colibri_status crc_of(const struct source *s, uint32_t file, uint64_t offset, uint64_t bytes,
+                             uint32_t *crc, colibri_error *error)
 {
     const colibri_storage *storage = s->image->storage;
     const void *mapped =
-        storage->map != NULL ? storage->map(storage->context, 0, offset, bytes) : NULL;
+        storage->map != NULL ? storage->map(storage->context, file, offset, bytes) : NULL;
     *crc = 0;
     if (mapped != NULL) {
         *crc = colibri_crc32(0, mapped, bytes);
@@ -26,8 +26,8 @@ static colibri_status crc_of(const struct source *s, uint64_t offset, uint64_t b
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, s->block_bytes, 64);
     while (bytes != 0) {
         uint32_t n = bytes < s->block_bytes ? (uint32_t)bytes : s->block_bytes;
-        if (storage->read == NULL || storage->read(storage->context, 0, offset, s->block, n) != 0)
-            return colibri_fail(error, COLIBRI_ERR_STORAGE, (uint32_t)offset, 0, n);
+        if (storage->read == NULL || storage->read(storage->context, file, offset, s->block, n) != 0)
+            return colibri_fail(error, COLIBRI_ERR_STORAGE, COLIBRI_NO_EXPERT | file, offset, n);
         *crc = colibri_crc32(*crc, s->block, n);
         offset += n;
         bytes -= n;
@@ -35,11 +35,11 @@ static colibri_status crc_of(const struct source *s, uint64_t offset, uint64_t b
     return COLIBRI_OK;
 }
 
-static colibri_status check(const struct source *s, uint32_t block, uint64_t offset, uint64_t bytes,
-                            uint32_t expected, colibri_error *error)
+static colibri_status check(const struct source *s, uint32_t block, uint32_t file, uint64_t offset,
+                            uint64_t bytes, uint32_t expected, colibri_error *error)
 {
     uint32_t crc;
-    colibri_status status = crc_of(s, offset, bytes, &crc, error);
+    colibri_status status = crc_of(s, file, offset, bytes, &crc, error);
     if (status == COLIBRI_OK && crc != expected)
         return colibri_fail(error, COLIBRI_ERR_CHECKSUM, block, crc, expected);
     return status;
@@ -59,15 +59,15 @@ colibri_status colibri_verify(const colibri_image *image, void *block, uint32_t 
     for (uint32_t i = 0; status == COLIBRI_OK && i < image->tensor_count; i++) {
         (void)colibri_image_tensor(image, i, &tensor);
         if (!colibri_role_in_record(tensor.role))
-            status = check(&source, i, tensor.offset, tensor.bytes, tensor.crc32, error);
+            status = check(&source, i, 0, tensor.offset, tensor.bytes, tensor.crc32, error);
     }
     for (uint32_t i = 0; status == COLIBRI_OK && i < image->expert_count; i++) {
         (void)colibri_image_expert(image, i, &expert);
-        status = check(&source, image->tensor_count + i, expert.offset, expert.bytes, expert.crc32,
-                       error);
+        status = check(&source, image->tensor_count + i, expert.file, expert.offset, expert.bytes,
+                       expert.crc32, error);
     }
     if (status == COLIBRI_OK && colibri_find_section(image, COLIBRI_SECTION_TOKENIZER, &section))
-        status = check(&source, image->tensor_count + image->expert_count, section.offset,
+        status = check(&source, image->tensor_count + image->expert_count, 0, section.offset,
                        section.bytes, section.crc32, error);
     return status;
 }

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
-from colibri.errors import DoesNotFitError, Lack, PlanError
+from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.image import PAGES, Image
 from colibri.units import format_bytes
 
@@ -53,18 +53,23 @@ class BoardMemory:
     lack: Lack | None = None
 
 
-def board_memory(board: Board, image: Image, pages: str = "4k") -> BoardMemory:
+def board_memory(
+    board: Board, image: Image, pages: str = "4k", *, streamed: bool = False
+) -> BoardMemory:
     """The memory of a board around one image.
 
     With huge `pages` the image is no mapped file, which the system may drop and read again, but
-    memory of the program's own, in whole huge pages.
+    memory of the program's own, in whole huge pages.  When experts are `streamed`, it is read, and
+    only its tables are kept.
     """
     if pages not in PAGES:
         raise PlanError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
+    if board.os == "linux" and streamed:
+        return _linux(board, image.meta_bytes, "its tables; the rest is read")
     if board.os == "linux":
         if pages == "4k":
-            return _linux(board, image.bytes, "mapped file, weights used in place")
-        whole = -(-image.bytes // HUGE_PAGE) * HUGE_PAGE
+            return _linux(board, image.total_bytes, "mapped file, weights used in place")
+        whole = sum(-(-file.bytes // HUGE_PAGE) * HUGE_PAGE for file in image.files)
         return _linux(board, whole, "the file's copy in huge pages, held while it is open")
     if pages == "huge":
         raise PlanError(
@@ -73,6 +78,16 @@ def board_memory(board: Board, image: Image, pages: str = "4k") -> BoardMemory:
             hint='only boards with os = "linux" have huge pages; firmware maps RAM in blocks',
         )
     return _bare_metal(board, image)
+
+
+def refuse_companions(image: Image, why: str) -> None:
+    """ImageError for an image in several files, where the model is one block of memory."""
+    if len(image.files) > 1:
+        raise ImageError(
+            f"a {image.layout} image is {len(image.files)} files, and {why}",
+            file=image.name,
+            hint="make it one file: colibri convert IMAGE -o FILE --layout monolithic",
+        )
 
 
 def _reserved(board: Board) -> Iterator[Row]:
@@ -85,6 +100,7 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
     # Imported late: the emulator is built on this package.
     from colibri_emulator.layout import IMAGE, board_layout
 
+    refuse_companions(image, f"board {board.id} has no files")
     reserved = tuple(_reserved(board))
     try:
         layout = board_layout(board, image.bytes, image.vocabulary)

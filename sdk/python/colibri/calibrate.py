@@ -28,7 +28,7 @@ from colibri.engine import Engine
 from colibri.errors import PackError, TokenizerError
 from colibri.image import Image, Tensor
 from colibri.image_format import Settings
-from colibri.image_writer import TensorSpec
+from colibri.image_layout import TensorSpec
 from colibri.quantize import Importance
 from colibri.tokenizer import Tokenizer
 

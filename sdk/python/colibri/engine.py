@@ -38,6 +38,22 @@ class MemoryRegion(NamedTuple):
     rank: int = 0
 
 
+class ExpertStats(NamedTuple):
+    """Streamed experts: slots, and what became of the experts of all steps, counted.
+
+    A step asks once for each expert that any of its tokens chose.  `slots_per_layer` is 0 when
+    all layers share the slots; everything is 0 when nothing is streamed.
+    """
+
+    slots: int
+    slots_per_layer: int
+    policy: str
+    hits: int
+    misses: int
+    bytes_read: int
+    retries: int
+
+
 class Step(NamedTuple):
     """A generated token and the row of logits that it was drawn from."""
 
@@ -52,6 +68,8 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
     return table[name]
 
 
+#: Which expert makes room for another; "auto": what the library finds best for that many slots.
+POLICIES = {"auto": 0, **_core.POLICIES}
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
@@ -64,9 +82,14 @@ def make_limits(
     sequences: int = 1,
     profile: str = "wide",
     weights: str = "mapped",
+    expert_slots: int | None = None,
+    policy: str = "auto",
 ) -> _core.Limits:
     """The C library's limits; None asks for its default."""
-    sizes = {"context": context, "batch": batch, "workers": workers, "sequences": sequences}
+    sizes = {
+        "context": context, "batch": batch, "workers": workers, "sequences": sequences,
+        "expert_slots": expert_slots,
+    }  # fmt: skip
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
             hint = "use 1 or more" if value < 1 else "at most 2^32 - 1"
@@ -79,6 +102,8 @@ def make_limits(
         kv=named("KV type", KV_TYPES, kv),
         profile=named("kernel profile", _core.PROFILES, profile),
         weights=named("weight placement", _core.WEIGHTS, weights),
+        expert_slots=expert_slots or 0,
+        policy=named("policy", POLICIES, policy),
     )
 
 
@@ -120,9 +145,19 @@ class Engine:
     sequences : int
         Independent contexts.
     profile, weights : str
-        Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``).
-    memory : sequence of MemoryRegion, optional
-        Memory to use instead of the engine's own; the caller keeps it alive.
+        Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``,
+        ``"streamed"``, ``"streamed-mapped"``: experts are read when they are needed, and only the
+        rest is loaded or mapped).
+    memory : int or sequence of MemoryRegion, optional
+        Bytes that the engine's own memory may have, or memory to use instead of it; the caller
+        keeps that alive.
+    expert_slots : int, optional
+        Streamed: experts in memory at once. Default: as many as fit `memory`. Results do not
+        depend on it.
+    policy : {"auto", "lru", "frequency", "least-stale"}
+        Streamed: which expert makes room for another. Results do not depend on it.
+    pins : sequence of (layer, expert)
+        Streamed: experts that stay once they have been read.
     threads : int, optional
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
@@ -150,7 +185,10 @@ class Engine:
         sequences: int = 1,
         profile: str = "wide",
         weights: str = "mapped",
-        memory: Sequence[MemoryRegion] | None = None,
+        memory: int | Sequence[MemoryRegion] | None = None,
+        expert_slots: int | None = None,
+        policy: str = "auto",
+        pins: Sequence[tuple[int, int]] = (),
         threads: int | None = None,
         trace: bool = False,
         accelerator: FakeNpu | None = None,
@@ -159,19 +197,24 @@ class Engine:
         self.image = image if isinstance(image, Image) else Image(image)
         limits = make_limits(
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
-            profile=profile, weights=weights,
+            profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
         )  # fmt: skip
-        regions = None
-        if memory is not None:
+        regions, most = None, 2**62
+        if isinstance(memory, int):
+            most = memory
+        elif memory is not None:
             regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        if weights.startswith("streamed"):
+            self.image.read_ahead()
         npu = None
         if accelerator is not None:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
         try:
             self.core = _core.Engine(
-                self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder
-            )
+                self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
+                [layer << 16 | expert for layer, expert in pins], most,
+            )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
         except MemoryError:
@@ -240,6 +283,16 @@ class Engine:
     def high_water(self, region: int = 0) -> int:
         """Bytes that the engine took of a memory region; equals the plan's."""
         return self.core.high_water(region)
+
+    @property
+    def experts(self) -> ExpertStats:
+        """What streaming has cost since the engine was made."""
+        stats = self.core.expert_stats()
+        names = {number: name for name, number in POLICIES.items()}
+        return ExpertStats(
+            stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
+            stats["misses"], stats["bytes_read"], stats["retries"],
+        )  # fmt: skip
 
     def selftest(self) -> None:
         """Runs the image's golden vector; EngineError when the numbers differ."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import json
+import os
 import time
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 
 from colibri import _core
 from colibri.errors import ImageError, TokenizerError
+from colibri.placement import LAYOUTS, LayoutName
 from colibri.status import CHECKSUM
 from colibri.tokenizer import Tokenizer
 
@@ -79,12 +81,19 @@ class Expert(NamedTuple):
     file: int
 
 
+class File(NamedTuple):
+    """A file of an image; `name` is what it calls a companion."""
+
+    name: str
+    bytes: int
+
+
 class Pages(NamedTuple):
     """How the memory of an image opened with ``pages="huge"`` lies.
 
-    `bytes` of memory hold a copy of the file (0: it is mapped), `huge_bytes` of them are in huge
-    pages now, counted by the kernel; `reason` says why that is not all.  `load_seconds` is what
-    the open took, measured.
+    `bytes` of memory hold a copy of the files (0: they are mapped), `huge_bytes` of them are in
+    huge pages now, counted by the kernel; `reason` says why that is not all.  `load_seconds` is
+    what the open took, measured.
     """
 
     asked: str
@@ -103,6 +112,7 @@ class Pages(NamedTuple):
 
 #: Names of ``pages``: the file mapped with the system's pages, or copied into huge ones.
 PAGES = ("4k", "huge")
+MAX_READERS = 64
 
 
 def check_path(path: str) -> None:
@@ -115,6 +125,9 @@ def check_path(path: str) -> None:
 
 class Image:
     """A checked, read-only view of an image.
+
+    The companion files of a sharded or hybrid image are looked for beside it, by the names that
+    it has for them.
 
     Parameters
     ----------
@@ -162,14 +175,61 @@ class Image:
 
     @property
     def bytes(self) -> int:
-        """Length of the file."""
+        """Length of the image itself, without companion files."""
         return self.core.bytes
+
+    @property
+    def total_bytes(self) -> int:
+        """Length of all files, each padded to a multiple of 64 but the last."""
+        return self.core.total_bytes
+
+    @cached_property
+    def files(self) -> tuple[File, ...]:
+        """The image itself, then its companions."""
+        return tuple(File(*row) for row in self.core.files())
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        """Of all files; empty for an image in memory."""
+        if self.path is None:
+            return ()
+        return (self.path, *(self.path.with_name(file.name) for file in self.files[1:]))
+
+    @cached_property
+    def layout(self) -> LayoutName:
+        """Where its experts lie (`colibri.placement`)."""
+        return LAYOUTS[int.from_bytes(self.read(12, 4), "little")]
 
     @property
     def pages(self) -> Pages:
         """Where the bytes are, asked anew: the kernel may gather or split pages."""
         asked, seconds = self._opened
         return Pages(asked, *self.core.pages(), seconds)
+
+    def read_ahead(self, threads: int = 4, direct: bool = False) -> None:
+        """Lets streamed experts be read by threads while others are computed.
+
+        Engines with streamed weights call it themselves; the first call counts.
+
+        Parameters
+        ----------
+        threads : int
+            Reads at once, 1 to 64.
+        direct : bool
+            Past the page cache (O_DIRECT), so that no byte of the model is in memory twice.
+
+        Raises
+        ------
+        ImageError
+            When the file system has no direct reads, or there are no more threads.
+        """
+        if not 1 <= threads <= MAX_READERS:
+            raise ImageError(f"threads is {threads}", hint=f"use 1 .. {MAX_READERS}")
+        failed = self.core.read_ahead(threads, direct)
+        if failed:
+            hint = "leave direct out" if direct else None
+            what = f"cannot read ahead: {os.strerror(failed)}"
+            raise ImageError(what, file=self.name, hint=hint)
 
     @property
     def meta_bytes(self) -> int:
@@ -222,15 +282,20 @@ class Image:
         section = self.section(name)
         return None if section is None else self.read(section.offset, section.bytes)
 
-    def read(self, offset: int, bytes: int) -> builtins.bytes:
-        """`bytes` bytes of the file from `offset`; ImageError outside of it."""
-        if offset < 0 or bytes < 0 or offset + bytes > self.bytes:
+    def read(self, offset: int, bytes: int, file: int = 0) -> builtins.bytes:
+        """`bytes` bytes from `offset` of the image or of a companion; ImageError outside of it."""
+        if not 0 <= file < len(self.files):
+            raise ImageError(
+                f"has no file {file}", file=self.name, hint=f"valid is 0 .. {len(self.files) - 1}"
+            )
+        size = self.files[file].bytes
+        if offset < 0 or bytes < 0 or offset + bytes > size:
             raise ImageError(
                 f"bytes {offset} .. {offset + bytes} are not all inside",
-                file=self.name,
-                hint=f"the image has {self.bytes}",
+                file=self.files[file].name or self.name,
+                hint=f"the file has {size}",
             )
-        return self.core.read(offset, bytes)
+        return self.core.read(offset, bytes, file)
 
     @cached_property
     def notes(self) -> dict[str, Any]:

@@ -11,6 +11,8 @@ from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 
 MAGIC = b"\x89CLB\r\n\x1a\n"
+COMPANION_MAGIC = b"\x89CLX\r\n\x1a\n"
+MAX_COMPANIONS = 22
 VERSION = 1
 ALIGNMENT = 64
 GLOBAL_LAYER = 0xFFFF

@@ -10,7 +10,6 @@ the image's name only when it is complete: nothing half-written stays, whatever 
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 import os
@@ -31,8 +30,10 @@ from colibri.errors import CheckpointError, EngineError, ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import check_path
 from colibri.image_format import ROLES, TILE_ROWS, Order, can_tile
-from colibri.image_writer import ImageWriter, Layout, Slot, TensorSpec
+from colibri.image_layout import Layout, Slot, TensorSpec
+from colibri.image_writer import new_image
 from colibri.matching import Matched, match_tensors
+from colibri.placement import MONOLITHIC, Placement, companion_names, hottest_first
 from colibri.quantize import Encoded, RangeError, encode
 from colibri.recipe import Recipe, make_recipe
 from colibri.sources import open_source
@@ -55,6 +56,10 @@ class Packed:
     ----------
     parameters : int
         Weights of the model, each counted once.
+    bytes : int
+        Of all files.
+    files : tuple of (Path, int)
+        Each file and its bytes, the image itself first.
     roles : dict
         Bytes by role.
     bits_per_weight : float
@@ -63,6 +68,7 @@ class Packed:
 
     image: Path
     bytes: int
+    files: tuple[tuple[Path, int], ...]
     parameters: int
     bits_per_weight: float
     roles: dict[str, int]
@@ -78,6 +84,8 @@ def pack(
     recipe: Path | None = None,
     calibration_text: Path | None = None,
     order: Order = Order.ROWS,
+    placement: Placement = MONOLITHIC,
+    heat: Path | None = None,
     jobs: int = 1,
     progress: Callable[[int], Progress] | None = None,
     selftest: Selftest | None = None,
@@ -94,6 +102,11 @@ def pack(
     order : Order
         Order of the weights, as `colibri.weight_order` finds it for a board.  Tensors that cannot
         have it stay in rows.
+    placement : Placement
+        Where expert records go; by default behind the other weights, in one file.
+    heat : Path, optional
+        JSON file with how often each expert is used (`colibri.placement.hottest_first`): the
+        records of those used most lie first.
     jobs : int
         Threads that encode; the image does not depend on it.
     progress : callable, optional
@@ -110,22 +123,37 @@ def pack(
         raise PackError(f"is {jobs}", field="jobs", hint="valid is 1 or more")
     target = image_target(Path(image))
     source = open_source(checkpoint)
-    _refuse_input(target, source, recipe, calibration_text)
     model = describe(source.config, source.config_file, source.adapt)
     matched = match_tensors(source, model)
     types = make_recipe(quant, group, recipe)
-    plan = _Plan.of(source, model, matched, types, order)
+    if heat is not None:
+        placement = replace(placement, order=_by_heat(heat, model))
+    plan = _Plan.of(source, model, matched, types, order, placement)
+    _refuse_input(target, plan.layout, source, recipe, calibration_text, heat)
     _check_tokenizer(source)
     begin = progress or (lambda _: lambda _: None)
     if calibration_text is not None:
         calibration = _calibrate(
             source, model, matched, plan, calibration_text, target, jobs, begin
         )
-        plan = _Plan.of(source, model, matched, types, order, calibration)
+        plan = _Plan.of(source, model, matched, types, order, placement, calibration)
     tensors = _encoded(plan, jobs, begin(plan.parameters))
     write_image(plan.layout, tensors, target, selftest or runtime_selftest, plan.tokenizer)
-    return Packed(target, plan.layout.file_bytes, plan.parameters, plan.bits_per_weight,
+    files = image_files(target, plan.layout)
+    return Packed(target, sum(plan.layout.files), files, plan.parameters, plan.bits_per_weight,
                   plan.roles, plan.notes)  # fmt: skip
+
+
+def image_files(target: Path, layout: Layout) -> tuple[tuple[Path, int], ...]:
+    """The files of an image with their bytes, itself first."""
+    names = companion_names(target, len(layout.files) - 1)
+    paths = (target, *(target.with_name(name) for name in names))
+    return tuple(zip(paths, layout.files, strict=True))
+
+
+def _by_heat(heat: Path, model: Model) -> tuple[int, ...]:
+    layers = [number for number, kind in enumerate(model.layers) if kind.experts]
+    return hottest_first(heat, layers, model.settings.experts - model.settings.identities)
 
 
 def image_target(image: Path) -> Path:
@@ -144,12 +172,18 @@ def image_target(image: Path) -> Path:
     return image
 
 
-def _refuse_input(target: Path, source: Checkpoint, *others: Path | None) -> None:
-    """The image must not take the place of what it is made from."""
+def _refuse_input(target: Path, layout: Layout, source: Checkpoint, *others: Path | None) -> None:
     inputs = {tensor.file for tensor in source.tensors.values()} | {*source.folder.glob("*.json")}
-    for path in (*inputs, *(other for other in others if other)):
-        if target.exists() and path.exists() and target.samefile(path):
-            raise PackError("is an input of this pack", file=target, hint="give another file")
+    inputs |= {other for other in others if other}
+    refuse_input(image_files(target, layout), inputs, "pack")
+
+
+def refuse_input(files: Iterable[tuple[Path, int]], inputs: Iterable[Path], work: str) -> None:
+    """No file of an image may take the place of what it is made from."""
+    there = [path for path in inputs if path.exists()]
+    for file, _ in files:
+        if file.exists() and any(file.samefile(path) for path in there):
+            raise PackError(f"is an input of this {work}", file=file, hint="give another file")
 
 
 def _check_tokenizer(source: Checkpoint) -> None:
@@ -203,7 +237,8 @@ class _Plan:
     @classmethod
     def of(
         cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe,
-        order: Order = Order.ROWS, calibration: Calibration | None = None,
+        order: Order = Order.ROWS, placement: Placement = MONOLITHIC,
+        calibration: Calibration | None = None,
     ) -> _Plan:  # fmt: skip
         columns = ((w, t.shape[-1]) for w, t in matched.tensors)
         specs = tensor_specs(model, columns, recipe, order)
@@ -221,7 +256,7 @@ class _Plan:
             model.settings, model.layers, specs,
             stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
             notes=_notes_section(source, model, recipe, calibration, by_role, bits, notes, order),
-            tokenizer_bytes=len(source.tokenizer or b""),
+            tokenizer_bytes=len(source.tokenizer or b""), placement=placement,
         )  # fmt: skip
         sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
         sources |= {_key(n, None, None): _row_of(f) for n, f in model.ropes.items()}
@@ -306,7 +341,7 @@ def write_image(
     selftest: Selftest,
     tokenizer: bytes | None = None,
 ) -> None:
-    """Writes an image under a temporary name, then gives it its own.
+    """Writes an image under temporary names, then gives its files their own.
 
     Parameters
     ----------
@@ -315,23 +350,13 @@ def write_image(
     selftest : callable
         Computes the golden checksums from the file and the tokens.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w+b") as stream:
-            writer = ImageWriter(stream, layout)
-            if tokenizer:
-                writer.tokenizer(tokenizer)
-            for slot, rows in tensors:
-                writer.tensor(slot, rows)
-            writer.finish()
-            writer.finish(_golden(layout.tokens, temporary, target, selftest))
-            os.fsync(stream.fileno())
-        temporary.replace(target)
-    except OSError as error:
-        raise PackError(f"cannot be written: {error.strerror}", file=target) from error
-    finally:
-        with contextlib.suppress(OSError):  # what could not be made cannot be removed either
-            temporary.unlink()
+    with new_image(target, layout) as (writer, unfinished):
+        if tokenizer:
+            writer.tokenizer([tokenizer])
+        for slot, rows in tensors:
+            writer.tensor(slot, rows)
+        writer.finish()
+        writer.finish(_golden(layout.model.tokens, unfinished, target, selftest))
 
 
 def _golden(

@@ -18,8 +18,8 @@ from typing import Any
 from colibri import _core
 from colibri.board_memory import BoardMemory, FreeRegion, board_memory
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, make_limits
-from colibri.errors import DoesNotFitError, Lack
+from colibri.engine import KV_TYPES, POLICIES, make_limits
+from colibri.errors import DoesNotFitError, Lack, PlanError
 from colibri.image import Image
 
 SCHEMA = 1
@@ -69,6 +69,9 @@ class Plan:
         When it does not fit: the part, its region, and the bytes there are and would do.
     limits : dict
         Limits in effect.
+    experts : dict, optional
+        When they are streamed: slots, slots a layer (0: shared by all), bytes of a slot, policy,
+        and why it is so.
     """
 
     board: str
@@ -82,6 +85,7 @@ class Plan:
     advice: tuple[str, ...] = ()
     unplaced: tuple[Buffer, ...] = ()
     lack: Lack | None = None
+    experts: dict[str, Any] | None = None
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -103,6 +107,7 @@ class Plan:
             "regions": [_region_json(region) for region in self.regions],
             "board": self.board,
             "limits": self.limits,
+            "experts": self.experts,
             "alignment": self.alignment,
             "advice": list(self.advice),
             "unplaced": [vars(buffer) for buffer in self.unplaced],
@@ -121,6 +126,11 @@ def plan(
     workers: int | None = None,
     kv: str = "f32",
     pages: str = "4k",
+    *,
+    streamed: bool = False,
+    memory: int | None = None,
+    expert_slots: int | None = None,
+    policy: str = "auto",
 ) -> Plan:
     """Plans an image on a board.
 
@@ -137,6 +147,13 @@ def plan(
     pages : {"4k", "huge"}
         How a Linux board holds the weights: a mapped file, whose pages the system may drop, or a
         copy in huge pages, which is RAM that is taken.
+    streamed : bool
+        Experts are read from the file into slots; only the tables and the rest of the weights
+        are in RAM. Boards with a system only.
+    memory : int, optional
+        Bytes that the engine may take in all. Default: what the board has.
+    expert_slots, policy : optional
+        As `Engine` takes them. Default: as many slots as fit.
 
     Raises
     ------
@@ -145,10 +162,30 @@ def plan(
     """
     opened = image if isinstance(image, Image) else Image(image)
     target = board if isinstance(board, Board) else load_board(board)
+    if streamed and target.os != "linux":
+        raise PlanError(
+            f"board {target.id} has no system whose files experts could be read from",
+            hint='only boards with os = "linux" stream experts',
+        )
     limits = make_limits(
-        context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile
-    )
-    return _Planner(opened, target, board_memory(target, opened, pages), limits).plan()
+        context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
+        weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+    )  # fmt: skip
+    there = board_memory(target, opened, pages, streamed=streamed)
+    if memory is not None:
+        there = replace(there, regions=tuple(_at_most(memory, there.regions)))
+    return _Planner(opened, target, there, limits).plan()
+
+
+def _at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
+    """The regions cut to `size` bytes in all, fast ones first."""
+    left = size
+    given = {}
+    for region in sorted(regions, key=lambda region: region.rank):
+        given[region.name] = min(left, region.size)
+        left -= given[region.name]
+    for region in regions:
+        yield region._replace(size=given[region.name])
 
 
 class _Planner:
@@ -165,8 +202,11 @@ class _Planner:
         result = _core.plan(self.image.core, self.limits, self.regions)
         shortage = result["shortage"]
         fits = shortage is None and not self.memory.problem
+        asked = self.limits.expert_slots
         self.limits = result["limits"]
-        longest = 0 if self.memory.problem else self._max_context(self.limits)
+        longest = 0
+        if not self.memory.problem:  # with other contexts, other slots may be what fits
+            longest = self._max_context(_changed(self.limits, expert_slots=asked))
         buffers = tuple(_buffer(row) for row in result["buffers"])
         lack = self.memory.lack or self._lack(shortage, buffers)
         return Plan(
@@ -181,6 +221,7 @@ class _Planner:
             advice=() if lack is None else tuple(self._advice(lack, longest)),
             unplaced=() if fits else buffers,
             lack=lack,
+            experts=_experts(self.image, result),
         )
 
     def _lack(
@@ -258,7 +299,17 @@ def _used_up(board: Board) -> FreeRegion:
 
 
 def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:
-    names = ("sequences", "context", "batch", "workers", "kv", "profile", "weights")
+    names = (
+        "sequences",
+        "context",
+        "batch",
+        "workers",
+        "kv",
+        "profile",
+        "weights",
+        "expert_slots",
+        "policy",
+    )
     return _core.Limits(**{**{name: getattr(limits, name) for name in names}, **changes})
 
 
@@ -271,6 +322,25 @@ def _limits_json(limits: _core.Limits) -> dict[str, Any]:
         "sequences": limits.sequences,
         "kv": _KV_NAMES[limits.kv],
         "profile": profiles[limits.profile],
+    }
+
+
+def _experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
+    limits, per_layer = result["limits"], result["slots_per_layer"]
+    if not limits.expert_slots:
+        return None
+    policy = next(name for name, number in POLICIES.items() if number == limits.policy)
+    top_k, count = image.config["top_k"], len(image.experts)
+    if per_layer:
+        why = f"{per_layer} or more a layer, of which a token uses {top_k}: each layer has its own"
+    else:
+        why = f"fewer than the {top_k} a layer that a token uses: shared by all layers"
+    return {
+        "slots": limits.expert_slots,
+        "slots_per_layer": per_layer,
+        "slot_bytes": result["slot_bytes"],
+        "policy": policy,
+        "why": f"{limits.expert_slots} of {count} in memory, {why}; {policy} makes room",
     }
 
 

@@ -23,11 +23,23 @@ from colibri.errors import (
 from colibri.image_format import Settings
 
 #: Members of colibri_limits, as status LIMIT numbers them.
-_LIMITS = ("size", "sequences", "context", "batch", "workers", "kv", "profile", "weights")
+_LIMITS = (
+    "size",
+    "sequences",
+    "context",
+    "batch",
+    "workers",
+    "kv",
+    "profile",
+    "weights",
+    "expert_slots",
+    "policy",
+)
 _CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
 _BINDINGS = 8
+_NO_EXPERT = 0xFFFF0000
 _BACKEND_MEMORY = 2
 CHECKSUM = 44
 BACKEND = 61
@@ -56,6 +68,13 @@ def _limit(s: RuntimeStatus) -> str:
     return f"limit '{_LIMITS[s.where]}' is {s.have}"
 
 
+def _limit_hint(s: RuntimeStatus) -> str | None:
+    if not s.need:
+        slots = s.where == _LIMITS.index("expert_slots")
+        return "leave it out, or stream experts (weights='streamed')" if slots else None
+    return f"at most {s.need}" if s.need < s.have else f"at least {s.need}"
+
+
 def _argument(s: RuntimeStatus) -> str:
     return f"argument {s.where} of the runtime call is missing or contradictory"
 
@@ -73,9 +92,10 @@ def _unsupported(s: RuntimeStatus) -> str:
     if s.where == _LIMITS.index("weights"):
         return "the weights cannot be used where they lie: the storage does not map"
     if s.where == _BINDINGS:
-        return f"{s.have} experts are bound to a backend, which this build leaves out"
+        why = "streamed weights do not go with" if s.need else "this build leaves out"
+        return f"{s.have} experts are bound to a backend, which {why}"
     if s.where == _LAYOUT_OFFSET:
-        return f"image layout {s.have} (sharded or hybrid) is not read by this version"
+        return f"image layout {s.have} (sharded or hybrid) is not read by this build"
     if s.where >> 16 or s.where in _core.ROLES.values():
         what = f"type {s.have}" if s.have < 1 << 8 else f"weight order {s.have >> 8}"
         return f"{tensor_place(s.where)} has {what}, which this build leaves out"
@@ -84,10 +104,28 @@ def _unsupported(s: RuntimeStatus) -> str:
 
 def _unsupported_hint(s: RuntimeStatus) -> str:
     if s.where == _LIMITS.index("weights"):
-        return "load them into memory (weights='loaded')"
+        return "load them into memory (weights='loaded' or 'streamed')"
+    if s.where == _BINDINGS and s.need:
+        return "load the weights (weights='loaded')"
     if s.where == _LAYOUT_OFFSET:
-        return "pack with --layout monolithic"
+        return "make it one file: colibri convert IMAGE -o FILE --layout monolithic"
     return "build the library with it"
+
+
+def _read(s: RuntimeStatus) -> str:
+    """`where` is an expert, or 0xFFFF0000 and the number of a file."""
+    what = f"reading failed at offset {s.have:#x} ({s.need:,} bytes)"
+    if s.where < _NO_EXPERT:
+        return f"layer {s.where >> 16}, expert {s.where & 0xFFFF}: {what}"
+    file = s.where - _NO_EXPERT
+    return f"{what} of companion file {file}" if file else what
+
+
+def _corrupt(s: RuntimeStatus) -> str:
+    return (
+        f"layer {s.where >> 16}, expert {s.where & 0xFFFF}: the {s.need:,} bytes read at offset "
+        f"{s.have:#x} do not match their checksum"
+    )
 
 
 def _backend(s: RuntimeStatus) -> str:
@@ -100,6 +138,25 @@ def _backend_hint(s: RuntimeStatus) -> str:
     if s.have == _BACKEND_MEMORY:
         return f"give it {s.need:,} bytes" if s.need else "bind fewer experts to it"
     return "run again, or leave the expert to the CPU"
+
+
+_COMPANION = {
+    1: "is not there, or cannot be read", 2: "is too short", 3: "is no companion file",
+    4: "has a damaged header", 5: "is in the place of another", 6: "is of another image",
+    7: "says another length",
+}  # fmt: skip
+
+
+def _companion(s: RuntimeStatus) -> str:
+    return f"companion file {s.where} {_COMPANION.get(s.have, 'cannot be used')}"
+
+
+def _companion_hint(s: RuntimeStatus) -> str:
+    return f"put the file of {s.need:,} bytes beside the image that was written with it"
+
+
+def _magic_hint(s: RuntimeStatus) -> str:
+    return "give the image that it lies beside" if s.have else "make one with 'colibri pack'"
 
 
 def _text(text: str) -> Callable[[RuntimeStatus], str]:
@@ -129,10 +186,11 @@ _RULES: dict[int, _Rule] = {
               _need("give it", " bytes")),
     21: _Rule(PlanError, lambda s: f"memory region {s.where} is not aligned",
               _need("its address must be a multiple of")),
-    22: _Rule(PlanError, _limit, lambda s: f"at most {s.need}" if s.need else None),
+    22: _Rule(PlanError, _limit, _limit_hint),
     23: _Rule(EngineError, _text("the floating-point unit does not round to nearest or flushes "
                                  "denormals"), lambda _: "reset its control register"),
-    40: _Rule(ImageError, _text("not a Colibri image"), lambda _: "make one with 'colibri pack'"),
+    40: _Rule(ImageError, lambda s: "a companion file" if s.have else "not a Colibri image",
+              _magic_hint),
     41: _Rule(ImageError, lambda s: f"image version {s.have} is unknown",
               _need("this library reads version")),
     42: _Rule(ImageError, lambda s: f"truncated at {s.have:,} bytes", _need("it takes", " bytes")),
@@ -144,8 +202,9 @@ _RULES: dict[int, _Rule] = {
     46: _Rule(ImageError, lambda s: f"{tensor_place(s.where)} is missing, misplaced or misshapen",
               lambda _: _REPACK),
     47: _Rule(ImageError, _unsupported, _unsupported_hint),
-    60: _Rule(ImageError, lambda s: f"reading failed at offset {s.where:#x}",
-              lambda _: "check the file and its medium"),
+    48: _Rule(ImageError, _companion, _companion_hint),
+    60: _Rule(ImageError, _read, lambda _: "check the file and its medium"),
+    62: _Rule(ImageError, _corrupt, lambda _: "run again; if it stays, copy the file again"),
     61: _Rule(EngineError, _backend, _backend_hint),
     80: _Rule(EngineError, lambda s: f"NaN or infinity came up (layer or row {s.where})",
               lambda _: "check the image with 'colibri inspect'"),

@@ -47,7 +47,11 @@ void bind_names(nb::module_ &m)
     m.attr("TYPES") = numbers({{"f32", COLIBRI_F32}, {"f16", COLIBRI_F16}, {"bf16", COLIBRI_BF16},
                                {"q8", COLIBRI_Q8}, {"q4", COLIBRI_Q4}});
     m.attr("PROFILES") = numbers({{"small", COLIBRI_PROFILE_SMALL}, {"wide", COLIBRI_PROFILE_WIDE}});
-    m.attr("WEIGHTS") = numbers({{"mapped", COLIBRI_WEIGHTS_MAPPED}, {"loaded", COLIBRI_WEIGHTS_LOADED}});
+    m.attr("WEIGHTS") = numbers({{"mapped", COLIBRI_WEIGHTS_MAPPED}, {"loaded", COLIBRI_WEIGHTS_LOADED},
+                                 {"streamed", COLIBRI_WEIGHTS_STREAMED},
+                                 {"streamed-mapped", COLIBRI_WEIGHTS_STREAMED_MAPPED}});
+    m.attr("POLICIES") = numbers({{"lru", COLIBRI_POLICY_LRU}, {"frequency", COLIBRI_POLICY_FREQUENCY},
+                                  {"least-stale", COLIBRI_POLICY_LEAST_STALE}});
     m.attr("SECTIONS") = numbers(
         {{"config", COLIBRI_SECTION_CONFIG}, {"layers", COLIBRI_SECTION_LAYERS},
          {"tensors", COLIBRI_SECTION_TENSORS}, {"experts", COLIBRI_SECTION_EXPERTS},
@@ -117,7 +121,7 @@ void bind_names(nb::module_ &m)
          {"expert", COLIBRI_EVENT_EXPERT}, {"route", COLIBRI_EVENT_ROUTE},
          {"vector", COLIBRI_EVENT_VECTOR}, {"read", COLIBRI_EVENT_READ},
          {"backend_copy", COLIBRI_EVENT_BACKEND_COPY}, {"backend_start", COLIBRI_EVENT_BACKEND_START},
-         {"backend_wait", COLIBRI_EVENT_BACKEND_WAIT}});
+         {"backend_wait", COLIBRI_EVENT_BACKEND_WAIT}, {"read_wait", COLIBRI_EVENT_READ_WAIT}});
     m.attr("GLOBAL_LAYER") = COLIBRI_GLOBAL_LAYER;
     m.attr("IMAGE_VERSION") = COLIBRI_IMAGE_VERSION;
     m.attr("MAX_REGIONS") = COLIBRI_MAX_REGIONS;

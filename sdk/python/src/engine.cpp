@@ -18,7 +18,8 @@ struct DestroyPool {
 struct Engine {
     Engine(const Image &image, const colibri_limits &limits,
            const std::optional<std::vector<RegionTuple>> &regions, const std::string &kernels,
-           uint32_t threads, bool trace, const std::optional<NpuTuple> &npu, Recorder *recorder);
+           uint32_t threads, bool trace, const std::optional<NpuTuple> &npu, Recorder *recorder,
+           const std::vector<uint32_t> &pins, uint64_t memory_bytes);
     Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
                        std::optional<Vector<uint8_t>> want);
     Array<double> time_infer(Vector<uint32_t> tokens, uint32_t step);
@@ -29,6 +30,7 @@ struct Engine {
     uint64_t high_water(uint32_t region) const { return colibri_high_water(&engine, region); }
     std::vector<RegionTuple> region_list() const;
     const char *kernels_name() const { return platform.kernels->name; }
+    nb::dict expert_stats();
     nb::object npu_state();
     void npu_fail(uint64_t command, uint64_t start);
 
@@ -43,7 +45,7 @@ private:
         const Recorder::Recording records(recorder);
         return call();
     }
-    void own_memory(const colibri_image &image);
+    void own_memory(const colibri_image &image, uint64_t most);
     void make_pool(uint32_t threads);
 
     std::string name;
@@ -56,6 +58,7 @@ private:
     Memory memory;
     std::optional<Regions> regions;
     std::vector<colibri_event> events;
+    std::vector<uint32_t> pins;
     std::mutex mutex;
 };
 
@@ -66,8 +69,10 @@ void record(void *context, const colibri_event *event)
 
 Engine::Engine(const Image &image, const colibri_limits &wanted,
                const std::optional<std::vector<RegionTuple>> &given, const std::string &kernels,
-               uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu, Recorder *records)
-    : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary), recorder(records)
+               uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu, Recorder *records,
+               const std::vector<uint32_t> &wanted_pins, uint64_t memory_bytes)
+    : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary), recorder(records),
+      pins(wanted_pins)
 {
     if (recorder != nullptr && threads > 1) throw nb::value_error("a recorder needs threads = 1");
     platform.struct_bytes = sizeof platform;
@@ -78,7 +83,9 @@ Engine::Engine(const Image &image, const colibri_limits &wanted,
     }
     make_pool(threads);
     if (given) regions.emplace(*given);
-    else own_memory(image.image);
+    else own_memory(image.image, memory_bytes);
+    platform.pins = pins.data();
+    platform.pin_count = static_cast<uint32_t>(pins.size());
     if (wanted_npu) npu = std::make_unique<Npu>(*wanted_npu, platform);
     colibri_error error{};
     const auto init = [&] {
@@ -106,16 +113,17 @@ void Engine::make_pool(uint32_t threads)
     platform.pool = colibri_posix_pool_interface(pool.get());
 }
 
-// One region of exactly the planned size.
-void Engine::own_memory(const colibri_image &image)
+// One region of exactly the planned size, and not above `most`; the plan may take what there is.
+void Engine::own_memory(const colibri_image &image, uint64_t most)
 {
     colibri_region region{};
     region.name = "memory";
-    region.size = std::numeric_limits<int64_t>::max();
+    region.size = most;
     colibri_plan_result plan{};
     plan.struct_bytes = sizeof plan;
     colibri_error error{};
     check(name, colibri_plan(&image, &limits, &region, 1, &plan, &error), error);
+    limits = plan.limits; // with the slots that were chosen
     memory = allocate(plan.used[0]);
     const auto address = reinterpret_cast<uintptr_t>(memory.get());
     regions.emplace(std::vector<RegionTuple>{{region.name, address, plan.used[0], 0}});
@@ -203,6 +211,22 @@ nb::bytes Engine::take_trace()
     return nb::bytes(taken.data(), taken.size() * sizeof(colibri_event));
 }
 
+nb::dict Engine::expert_stats()
+{
+    colibri_expert_stats s{};
+    s.struct_bytes = sizeof s;
+    check(name, alone([&] { return colibri_expert_statistics(&engine, &s); }), {});
+    nb::dict out;
+    out["slots"] = s.slots;
+    out["slots_per_layer"] = s.slots_per_layer;
+    out["policy"] = s.policy;
+    out["hits"] = s.hits;
+    out["misses"] = s.misses;
+    out["bytes_read"] = s.bytes_read;
+    out["retries"] = s.retries;
+    return out;
+}
+
 nb::object Engine::npu_state()
 {
     if (!npu) return nb::none();
@@ -279,10 +303,11 @@ void bind_engine(nb::module_ &m)
     nb::class_<Engine>(m, "Engine")
         .def(nb::init<const Image &, const colibri_limits &,
                       const std::optional<std::vector<RegionTuple>> &, const std::string &, uint32_t, bool,
-                      const std::optional<NpuTuple> &, Recorder *>(),
+                      const std::optional<NpuTuple> &, Recorder *, const std::vector<uint32_t> &, uint64_t>(),
              nb::arg("image"), nb::arg("limits"), nb::arg("regions").none(), nb::arg("kernels"),
              nb::arg("threads"), nb::arg("trace"), nb::arg("npu").none() = nb::none(),
-             nb::arg("recorder").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
+             nb::arg("recorder").none() = nb::none(), nb::arg("pins") = std::vector<uint32_t>{},
+             nb::arg("memory_bytes") = std::numeric_limits<int64_t>::max(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
         .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
              nb::arg("want").none() = nb::none())
         .def("time_infer", &Engine::time_infer, nb::arg("tokens"), nb::arg("step"))
@@ -291,6 +316,7 @@ void bind_engine(nb::module_ &m)
         .def("high_water", &Engine::high_water, nb::arg("region"))
         .def("selftest", &Engine::selftest)
         .def("take_trace", &Engine::take_trace)
+        .def("expert_stats", &Engine::expert_stats)
         .def("npu_state", &Engine::npu_state)
         .def("npu_fail", &Engine::npu_fail, nb::arg("command"), nb::arg("start"))
         .def_prop_ro("regions", &Engine::region_list)

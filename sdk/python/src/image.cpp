@@ -105,12 +105,27 @@ std::vector<uint32_t> stop_ids(const Image &self)
     return ids;
 }
 
+nb::list files(const Image &self)
+{
+    nb::list out;
+    for (uint32_t i = 0; i <= self.image.companions; i++) {
+        colibri_file f{};
+        check(self.name, colibri_image_file(&self.image, i, &f), {});
+        out.append(nb::make_tuple(f.name, f.bytes));
+    }
+    return out;
+}
+
 nb::bytes read_bytes(const Image &self, uint64_t offset, uint64_t bytes, uint32_t file)
 {
     const colibri_storage *storage = self.image.storage;
+    colibri_file opened{};
     colibri_error error{};
-    error.where = static_cast<uint32_t>(offset);
-    if (file != 0 || offset > storage->bytes || bytes > storage->bytes - offset)
+    error.where = uint32_t{COLIBRI_GLOBAL_LAYER} << 16 | file;
+    error.have = offset;
+    error.need = bytes;
+    if (colibri_image_file(&self.image, file, &opened) != COLIBRI_OK || offset > opened.bytes ||
+        bytes > opened.bytes - offset)
         raise_status(self.name, COLIBRI_ERR_STORAGE, error);
     std::vector<uint8_t> out(static_cast<size_t>(bytes));
     if (bytes > 0 && storage->read(storage->context, file, offset, out.data(), bytes) != 0)
@@ -123,6 +138,14 @@ nb::tuple pages(const Image &self)
     colibri_posix_pages p{};
     colibri_posix_file_pages(&self.file, &p);
     return nb::make_tuple(p.bytes, p.huge_bytes, p.reason);
+}
+
+// 0 or an errno; an image in memory is as fast without.
+int read_ahead(Image &self, uint32_t threads, bool direct)
+{
+    if (self.image.storage != &self.file.storage || self.file.reader != nullptr) return 0;
+    const colibri_posix_reader_options options{sizeof options, threads, 0, direct};
+    return colibri_posix_read_ahead(&self.file, &options);
 }
 
 void verify(const Image &self)
@@ -142,7 +165,7 @@ void verify(const Image &self)
 
 Image::Image(nb::object source, bool map, std::string label, bool huge) : name(std::move(label))
 {
-    file.descriptor = -1;
+    file.descriptor = file.direct = -1;
     if (nb::isinstance<nb::str>(source)) {
         const auto path = nb::cast<std::string>(source);
         const int mode = huge ? COLIBRI_POSIX_HUGE : map ? COLIBRI_POSIX_MAP : COLIBRI_POSIX_READ;
@@ -175,8 +198,12 @@ void Image::open(const colibri_storage *storage)
         error = {};
         status = colibri_image_open(&image, storage, meta.get(), need, &error);
     }
+    std::string subject = name;
+    colibri_file companion{};
+    if (status == COLIBRI_ERR_COMPANION && colibri_image_file(&image, error.where, &companion) == COLIBRI_OK)
+        subject = name.substr(0, name.rfind('/') + 1) + companion.name; // it was looked for beside the image
     if (status != COLIBRI_OK) colibri_posix_close(&file);
-    check(name, status, error);
+    check(subject, status, error);
 }
 
 void bind_image(nb::module_ &m)
@@ -186,6 +213,7 @@ void bind_image(nb::module_ &m)
              nb::arg("name"), nb::arg("huge") = false)
         .def("pages", &pages)
         .def_prop_ro("bytes", [](const Image &self) { return self.image.bytes; })
+        .def_prop_ro("total_bytes", [](const Image &self) { return self.image.total_bytes; })
         .def_prop_ro("meta_bytes", [](const Image &self) { return self.image.meta_bytes; })
         .def_prop_ro("address", [](const Image &self) {
             const colibri_storage *s = self.image.storage;
@@ -195,8 +223,10 @@ void bind_image(nb::module_ &m)
         .def("sections", &sections)
         .def("tensors", &tensors)
         .def("experts", &experts)
+        .def("files", &files)
         .def("stop_ids", &stop_ids)
         .def("layers", &layers)
         .def("read", &read_bytes, nb::arg("offset"), nb::arg("bytes"), nb::arg("file") = 0)
+        .def("read_ahead", &read_ahead, nb::arg("threads"), nb::arg("direct"))
         .def("verify", &verify);
 }

@@ -48,6 +48,12 @@ struct Kernels {
     const colibri_kernels *table;
     explicit Kernels(const std::string &name) : table(find_kernels(name)) {}
 
+    uint32_t crc32(uint32_t crc, const nb::bytes &data) const
+    {
+        const Memory memory = copy_of(data.data(), data.size());
+        return (table->crc32 ? table->crc32 : colibri_crc32)(crc, memory.get(), data.size());
+    }
+
     nb::tuple quantize(Vector<float> x, uint32_t group) const
     {
         if (group == 0) throw nb::value_error("group must not be 0");
@@ -234,6 +240,7 @@ void bind_kernels(nb::module_ &m)
         .def(nb::init<const std::string &>(), nb::arg("name"))
         .def("conformance", &run_conformance, nb::arg("level"))
         .def_prop_ro("name", [](const Kernels &self) { return self.table->name; })
+        .def("crc32", &Kernels::crc32, nb::arg("crc"), nb::arg("data"))
         .def("quantize", &Kernels::quantize, nb::arg("x"), nb::arg("group"))
         .def("matmul", &Kernels::matmul, nb::arg("data"), nb::arg("type"), nb::arg("group"), nb::arg("rows"),
              nb::arg("x"), nb::arg("bias").none(), nb::arg("in_rows").none(), nb::arg("out_rows").none(),

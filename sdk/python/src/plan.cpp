@@ -19,10 +19,11 @@ Regions::Regions(const std::vector<RegionTuple> &tuples)
 namespace {
 
 void set_limits(colibri_limits *self, uint32_t sequences, uint32_t context, uint32_t batch,
-                uint32_t workers, uint32_t kv, uint32_t profile, uint32_t weights)
+                uint32_t workers, uint32_t kv, uint32_t profile, uint32_t weights,
+                uint32_t expert_slots, uint32_t policy)
 {
     new (self) colibri_limits{sizeof(colibri_limits), sequences, context, batch,
-                              workers, kv, profile, weights};
+                              workers, kv, profile, weights, expert_slots, policy};
 }
 
 nb::list buffers(const colibri_plan_result &plan)
@@ -53,6 +54,8 @@ nb::dict plan(const Image &image, const colibri_limits &limits, const std::vecto
     out["used"] = std::vector<uint64_t>(result.used, result.used + regions.count());
     out["buffers"] = buffers(result);
     out["limits"] = result.limits;
+    out["slots_per_layer"] = result.slots_per_layer;
+    out["slot_bytes"] = result.slot_bytes;
     return out;
 }
 
@@ -69,14 +72,17 @@ void bind_plan(nb::module_ &m)
     nb::class_<colibri_limits>(m, "Limits")
         .def("__init__", &set_limits, nb::arg("sequences") = 1, nb::arg("context") = 0,
              nb::arg("batch") = 0, nb::arg("workers") = 0, nb::arg("kv") = 0,
-             nb::arg("profile") = 0, nb::arg("weights") = 0)
+             nb::arg("profile") = 0, nb::arg("weights") = 0, nb::arg("expert_slots") = 0,
+             nb::arg("policy") = 0)
         .def_ro("sequences", &colibri_limits::sequences)
         .def_ro("context", &colibri_limits::context)
         .def_ro("batch", &colibri_limits::batch)
         .def_ro("workers", &colibri_limits::workers)
         .def_ro("kv", &colibri_limits::kv)
         .def_ro("profile", &colibri_limits::profile)
-        .def_ro("weights", &colibri_limits::weights);
+        .def_ro("weights", &colibri_limits::weights)
+        .def_ro("expert_slots", &colibri_limits::expert_slots)
+        .def_ro("policy", &colibri_limits::policy);
     m.def("plan", &plan, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
     m.def("plan_max_context", &max_context, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
 }

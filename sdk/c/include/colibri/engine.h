@@ -18,7 +18,7 @@ typedef struct colibri_engine {
  * image, its storage and the platform's members must outlive the engine.
  * Errors: those of colibri_plan, ALIGNMENT, FP_ENV, STORAGE (weights LOADED),
  * UNSUPPORTED when weights are MAPPED and the storage cannot map (where 7), or when experts are bound and
- * this build leaves backends out (where 8). Bindings: ARGUMENT with have = index of a wrong one (where 6),
+ * this build leaves backends out or weights are STREAMED (where 8). STREAMED: CHECKSUM as colibri_verify. Bindings: ARGUMENT with have = index of a wrong one (where 6),
  * BACKEND when a backend refuses an expert. */
 colibri_status colibri_init(colibri_engine *engine, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
@@ -38,6 +38,8 @@ typedef struct colibri_batch {
 } colibri_batch;
 
 /* Errors: those that mend the call, NONFINITE, and BACKEND when a bound expert failed: the call may be repeated.
+ * STREAMED also: STORAGE and CORRUPT when an expert's record could not be had, after three attempts; the engine
+ * goes on working and the call may be repeated.
  * All or nothing: a failed call leaves every sequence at the length it had. In a model with recurrent
  * states (short convolutions), a call that fails after its first step breaks the sequences it held:
  * they answer BROKEN until they are reset. */
@@ -48,6 +50,20 @@ colibri_status colibri_reset(colibri_engine *engine, uint32_t sequence);
 
 /* Tokens held by a sequence, 0 for an unknown one. */
 uint32_t colibri_length(const colibri_engine *engine, uint32_t sequence);
+
+/* What became of the experts of all steps since init; zeros when nothing is streamed. A step asks once for each
+ * expert that any of its tokens chose. */
+typedef struct colibri_expert_stats {
+    uint32_t struct_bytes;
+    uint32_t slots;
+    uint32_t slots_per_layer; /* of the layer with fewest; 0: shared by all layers */
+    uint32_t policy;          /* COLIBRI_POLICY_* */
+    uint64_t hits;
+    uint64_t misses;
+    uint64_t bytes_read;      /* records that arrived, each at its size in the expert table */
+    uint64_t retries;         /* reads that were begun again after a failure */
+} colibri_expert_stats;
+colibri_status colibri_expert_statistics(const colibri_engine *engine, colibri_expert_stats *stats);
 
 /* Bytes of a region that the engine carved: equals the plan's used[region]. */
 uint64_t colibri_high_water(const colibri_engine *engine, uint32_t region);

@@ -13,6 +13,7 @@ extern "C" {
 #endif
 
 #define COLIBRI_IMAGE_VERSION 1u
+#define COLIBRI_MAX_COMPANIONS 22u   /* sections beside them: 10 of 32 */
 #define COLIBRI_MAX_POSITION 131072u /* RoPE angles are exact enough up to here (docs/numerics.md) */
 
 /* Element type of a tensor, and of the KV cache (f32, f16, q8 only there). */
@@ -249,6 +250,9 @@ typedef struct colibri_expert {
     uint32_t file;
 } colibri_expert;
 
+/* Where expert records lie: in the image, in companion files below a limit of bytes, in one companion. */
+enum { COLIBRI_LAYOUT_MONOLITHIC = 0, COLIBRI_LAYOUT_SHARDED = 1, COLIBRI_LAYOUT_HYBRID = 2 };
+
 /* Section kinds (docs/spec.md, table 2). */
 enum {
     COLIBRI_SECTION_CONFIG = 1, COLIBRI_SECTION_LAYERS = 2, COLIBRI_SECTION_TENSORS = 3,
@@ -270,7 +274,8 @@ typedef struct colibri_image {
     colibri_config config;
     const colibri_storage *storage;
     const uint8_t *meta;   /* header and tables: mapped, or in the caller's buffer */
-    uint64_t bytes;
+    uint64_t bytes;        /* of the image itself */
+    uint64_t total_bytes;  /* with companion files, each at a multiple of 64 */
     uint32_t meta_bytes;
     uint32_t section_count;
     uint32_t tensor_count;
@@ -278,6 +283,8 @@ typedef struct colibri_image {
     uint32_t tensors;      /* offsets in meta */
     uint32_t layers;
     uint32_t experts;
+    uint32_t files;
+    uint32_t companions;   /* files beside the image, 0: monolithic */
     uint32_t moe_layers;
     uint32_t dense_layers;
     uint32_t latent_layers;
@@ -288,9 +295,17 @@ typedef struct colibri_image {
     uint32_t rope_sets;    /* bit n - 1: some layer rotates with set n */
 } colibri_image;
 
-/* Opens and checks header, tables and padding; weights are not read.
+/* A file of an image; name: how a companion is called, zero-terminated UTF-8; of the image itself, "". */
+typedef struct colibri_file {
+    const char *name;
+    uint64_t bytes;
+} colibri_file;
+
+/* Opens and checks header, tables, padding, and of each companion file its header and length; weights are not
+ * read.
  * meta, meta_bytes: memory for the tables when the storage cannot map them (else NULL, 0); must stay.
- * Errors: MAGIC, VERSION, TRUNCATED, STRUCTURE, CHECKSUM, CONFIG, TENSOR, UNSUPPORTED, STORAGE;
+ * Errors: MAGIC (have 1: a companion file), VERSION, TRUNCATED, STRUCTURE, CHECKSUM, CONFIG, TENSOR, UNSUPPORTED,
+ * COMPANION, STORAGE;
  * MEMORY with need = bytes of meta when the buffer is missing or too small. */
 colibri_status colibri_image_open(colibri_image *image, const colibri_storage *storage,
                                   void *meta, uint32_t meta_bytes, colibri_error *error);
@@ -304,6 +319,9 @@ colibri_status colibri_verify(const colibri_image *image, void *block, uint32_t 
 colibri_status colibri_image_section(const colibri_image *image, uint32_t index, colibri_section *out);
 colibri_status colibri_image_tensor(const colibri_image *image, uint32_t index, colibri_tensor *out);
 colibri_status colibri_image_expert(const colibri_image *image, uint32_t index, colibri_expert *out);
+
+/* File 0 is the image itself, 1 .. companions are beside it; else ARGUMENT. */
+colibri_status colibri_image_file(const colibri_image *image, uint32_t file, colibri_file *out);
 
 /* Finds a tensor; COLIBRI_ERR_TENSOR when the image has none. Layer: COLIBRI_GLOBAL_LAYER for globals. */
 colibri_status colibri_image_find(const colibri_image *image, uint32_t layer, uint32_t role,

@@ -84,6 +84,9 @@ struct colibri_kernels {
     void (*silu_gate)(float *gate, const float *up, uint32_t n);
 
     void (*attend)(const colibri_attend *a);
+
+    /* What colibri_crc32 computes: streamed records are checked with it. NULL: colibri_crc32 itself. */
+    uint32_t (*crc32)(uint32_t crc, const void *data, uint64_t bytes);
 };
 
 extern const colibri_kernels colibri_kernels_ref;

@@ -10,7 +10,7 @@ extern "C" {
 #endif
 
 #define COLIBRI_MAX_REGIONS 8u
-#define COLIBRI_MAX_BUFFERS 24u
+#define COLIBRI_MAX_BUFFERS 25u
 #define COLIBRI_MAX_WORKERS 64u
 #define COLIBRI_MAX_BATCH 4096u
 
@@ -19,8 +19,17 @@ enum { COLIBRI_PROFILE_SMALL = 1, /* 16 bytes: Cortex-M, RV32 */
        COLIBRI_PROFILE_WIDE = 2 };/* 64 bytes: everything with wide vectors or cache lines */
 
 /* MAPPED: weights are used where the storage maps them and cost no arena.
- * LOADED: the plan has a buffer for the whole image and init reads it. */
-enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2 };
+ * LOADED: the plan has a buffer for the whole image, companion files included, and init reads it.
+ * STREAMED: for models larger than memory. Init reads everything but the routed experts; these are read into
+ *     slots when a token needs them and stay until others need the place.
+ * STREAMED_MAPPED: the same, but everything else is used where the storage maps it. */
+enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2, COLIBRI_WEIGHTS_STREAMED = 3,
+       COLIBRI_WEIGHTS_STREAMED_MAPPED = 4 };
+
+/* Which expert makes room (docs/design.md). LRU: the one used longest ago. FREQUENCY: the one used least often
+ * of late, experts no longer in memory count on. LEAST_STALE: the one that its layer passed over most often,
+ * then the one whose layer comes last. Results never depend on it. */
+enum { COLIBRI_POLICY_LRU = 1, COLIBRI_POLICY_FREQUENCY = 2, COLIBRI_POLICY_LEAST_STALE = 3 };
 
 typedef struct colibri_limits {
     uint32_t struct_bytes;
@@ -31,6 +40,10 @@ typedef struct colibri_limits {
     uint32_t kv;        /* COLIBRI_F32 (0 too), _F16, _Q8 */
     uint32_t profile;   /* COLIBRI_PROFILE_*; 0: WIDE */
     uint32_t weights;   /* COLIBRI_WEIGHTS_*; 0: MAPPED */
+    uint32_t expert_slots; /* STREAMED: records in memory at once, top_k .. all; 0: as many as fit the regions.
+                            * From top_k a layer on, each layer has its share, the first ones those left over;
+                            * fewer are shared by all layers. Cost: the largest record each */
+    uint32_t policy;    /* COLIBRI_POLICY_*; 0: FREQUENCY below 2 top_k slots a layer, else LRU */
 } colibri_limits;
 
 typedef struct colibri_region {
@@ -58,6 +71,8 @@ typedef struct colibri_plan_result {
     uint64_t used[COLIBRI_MAX_REGIONS];
     colibri_buffer buffers[COLIBRI_MAX_BUFFERS];
     colibri_limits limits; /* effective: zeros replaced */
+    uint32_t slots_per_layer; /* STREAMED: of the layer with fewest; 0: shared by all layers */
+    uint32_t slot_bytes;
 } colibri_plan_result;
 
 /* Places buffers by bytes touched per byte of size: fast memory first.

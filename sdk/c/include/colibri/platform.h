@@ -10,13 +10,28 @@
 extern "C" {
 #endif
 
-/* Where the image lives. At least one of map and read must be given.
+/* Where the image lives. At least one of map and read must be given; start and wait come together or not at all.
  *
  * file: 0 is the image itself, n the n-th companion file of a sharded or hybrid image.
+ * companion: colibri_image_open tells the port of each companion before it reads one: the name that the image
+ *       has for it and its bytes. A name is only that (no / \\ : and neither . nor ..): the port looks beside the
+ *       image and nowhere else. 0, or the COLIBRI_COMPANION_* (status.h) that says why not. A port that knows
+ *       where its files are leaves it NULL. Told again when an image is opened again.
  * map:  address of bytes that stay readable and unchanged while the image is in use, or NULL when
  *       that range cannot be mapped. Must be 8-byte aligned when offset is.
  * read: copies exactly `bytes` bytes and returns 0, or returns non-zero and promises nothing about
- *       the destination. A short read is a failed read. May block, may sleep. */
+ *       the destination. A short read is a failed read. May block, may sleep.
+ * start: begins such a read and may return before it is done; *ticket names it. Non-zero: nothing was begun,
+ *       and read has to do it, if there is one.
+ *       At most COLIBRI_READS_UNDER_WAY have been begun and not waited for.
+ * wait: returns when the read of a ticket is done, 0 when all its bytes are there. From then on the storage
+ *       does not touch the destination any more, failed or not: a port with a time limit takes the read back.
+ *       Every begun read is waited for once, in the order of the starts unless one had to be begun again.
+ *       Without the two, read is used.
+ *
+ * Expert records (weights STREAMED) are read to an address that is a multiple of the image's alignment, with
+ * room behind it up to the next such multiple: what moves whole blocks may fill it. */
+#define COLIBRI_READS_UNDER_WAY 16u
 typedef struct colibri_storage {
     uint32_t struct_bytes;
     uint32_t reserved;
@@ -24,6 +39,10 @@ typedef struct colibri_storage {
     uint64_t bytes; /* size of file 0 */
     const void *(*map)(void *context, uint32_t file, uint64_t offset, uint64_t bytes);
     int (*read)(void *context, uint32_t file, uint64_t offset, void *destination, uint64_t bytes);
+    int (*start)(void *context, uint32_t file, uint64_t offset, void *destination, uint64_t bytes,
+                 uint32_t *ticket);
+    int (*wait)(void *context, uint32_t ticket);
+    int (*companion)(void *context, uint32_t file, const char *name, uint64_t bytes);
 } colibri_storage;
 
 /* Workers. run(context, n, fn, arg) equals
@@ -48,12 +67,16 @@ typedef enum colibri_event_kind {
     COLIBRI_EVENT_EXPERT = 5, /* index: expert; count: tokens; bytes, work: as MATMUL, all matrices */
     COLIBRI_EVENT_ROUTE = 6,  /* index: expert; count: rank << 16 | token of the step; bytes: bits of the weight */
     COLIBRI_EVENT_VECTOR = 7, /* element-wise work; bytes: activations touched */
-    COLIBRI_EVENT_READ = 8,   /* storage read; bytes */
+    COLIBRI_EVENT_READ = 8,   /* a storage read begins; index: expert, count: which attempt, from 1; bytes.
+                               * At init, of what is loaded: layer COLIBRI_GLOBAL_LAYER */
     /* experts bound to a backend, index: expert */
     COLIBRI_EVENT_BACKEND_COPY = 9,   /* bytes between memory and device: a call's inputs and outputs, or at
                                        * bind (count 0) the weights */
     COLIBRI_EVENT_BACKEND_START = 10, /* a call begins; count, bytes, work: as EXPERT */
-    COLIBRI_EVENT_BACKEND_WAIT = 11   /* the call has been waited for */
+    COLIBRI_EVENT_BACKEND_WAIT = 11,  /* the call has been waited for */
+    /* experts that are streamed, index: expert. The step's other experts were in memory: a READ with count 1
+     * is a miss, an EXPERT without one a hit */
+    COLIBRI_EVENT_READ_WAIT = 12      /* the read has been waited for; count: 0, or the status that it failed with */
 } colibri_event_kind;
 
 typedef struct colibri_event {
@@ -80,7 +103,8 @@ typedef struct colibri_platform {
     void *trace_context;
     const colibri_binding *bindings; /* experts that a backend computes, ascending by layer, then expert */
     uint32_t binding_count;
-    uint32_t reserved_2;
+    uint32_t pin_count;
+    const uint32_t *pins; /* weights STREAMED: experts, layer << 16 | expert, that stay once they have been read */
 } colibri_platform;
 
 #ifdef __cplusplus

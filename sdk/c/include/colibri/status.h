@@ -36,16 +36,32 @@ typedef enum colibri_status {
     COLIBRI_ERR_TENSOR = 46,    /* missing, misplaced or misshapen tensor; where: layer << 16 | role */
     COLIBRI_ERR_UNSUPPORTED = 47, /* valid, but this build lacks the part; where: offset of the field, or
                                    * layer << 16 | role, have: type, or weight order << 8 */
+    COLIBRI_ERR_COMPANION = 48, /* a companion file is not what the image needs; where: its number, have:
+                                 * COLIBRI_COMPANION_*, need: its bytes */
 
     /* the storage or a device: retry, or replace it */
-    COLIBRI_ERR_STORAGE = 60,   /* a read failed; where: low 32 bits of the offset */
+    COLIBRI_ERR_STORAGE = 60,   /* a read failed; where: layer << 16 | expert when it was of an expert's record,
+                                 * else 0xFFFF0000 | file; have: offset in the file, need: bytes */
     COLIBRI_ERR_BACKEND = 61,   /* a backend refused or failed an expert; where: layer << 16 | expert,
                                  * have: what it returned (backend.h) */
+    COLIBRI_ERR_CORRUPT = 62,   /* an expert's record was read and does not match its checksum; where, have, need:
+                                 * as STORAGE */
 
     /* the numbers */
     COLIBRI_ERR_NONFINITE = 80, /* NaN or infinity in router scores or logits; where: layer or row */
     COLIBRI_ERR_SELFTEST = 81   /* golden vector differs; have, need: checksums */
 } colibri_status;
+
+/* What is wrong with a companion file. */
+enum {
+    COLIBRI_COMPANION_MISSING = 1, /* not there, or cannot be read */
+    COLIBRI_COMPANION_SHORT = 2,   /* shorter than it should be */
+    COLIBRI_COMPANION_MAGIC = 3,   /* no companion file, or of another version */
+    COLIBRI_COMPANION_DAMAGED = 4, /* its header's checksum or padding is wrong */
+    COLIBRI_COMPANION_NUMBER = 5,  /* the image's, in the place of another */
+    COLIBRI_COMPANION_ID = 6,      /* of another image */
+    COLIBRI_COMPANION_BYTES = 7    /* its header says another length */
+};
 
 /* What went wrong, in numbers. Filled only when a call fails; every call takes NULL for it. */
 typedef struct colibri_error {

@@ -84,4 +84,5 @@ const colibri_kernels colibri_avx2_table = {
     .rms_norm = colibri_avx2_rms_norm,
     .silu_gate = colibri_avx2_silu_gate,
     .attend = colibri_avx2_attend,
+    .crc32 = colibri_avx2_crc32,
 };

@@ -12,4 +12,5 @@ const colibri_kernels colibri_avx512_table = {
     .rms_norm = colibri_avx2_rms_norm,
     .silu_gate = colibri_avx2_silu_gate,
     .attend = colibri_avx512_attend,
+    .crc32 = colibri_avx2_crc32,
 };

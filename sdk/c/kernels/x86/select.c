@@ -11,7 +11,8 @@ enum { YMM_STATE = 0x06, ZMM_STATE = 0xE6 }; /* registers that the operating sys
 static int saves(unsigned state)
 {
     unsigned a, b, c, d, low, high;
-    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX) || !(c & bit_F16C))
+    if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE) || !(c & bit_AVX) || !(c & bit_F16C) ||
+        !(c & bit_PCLMUL))
         return 0;
     __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
     return (low & state) == state;

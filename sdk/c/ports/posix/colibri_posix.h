@@ -4,14 +4,16 @@
 #ifndef COLIBRI_POSIX_H
 #define COLIBRI_POSIX_H
 
-#include "colibri/platform.h"
+#include "colibri/image.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* An image file. The file must not be truncated or changed while it is open: a page of a mapped
- * file that has gone is a SIGBUS. */
+typedef struct colibri_posix_reader colibri_posix_reader;
+
+/* An image file, and the companions beside it once colibri_image_open has asked for them. The files must not be
+ * truncated or changed while they are open: a page of a mapped file that has gone is a SIGBUS. */
 typedef struct colibri_posix_file {
     colibri_storage storage; /* pass its address to colibri_image_open */
     int descriptor;
@@ -21,6 +23,11 @@ typedef struct colibri_posix_file {
     uint64_t reserved_bytes;
     uint64_t own_bytes;      /* memory that holds a copy of the file */
     const char *reason;      /* why there is none although it was asked for */
+    int mode;
+    int direct;              /* a second descriptor, past the page cache, or -1 */
+    colibri_posix_reader *reader; /* threads that read ahead, of all files of the image, or NULL */
+    char *path;              /* companions are looked for in the folder of it, by the image's names for them */
+    struct colibri_posix_file *companions[COLIBRI_MAX_COMPANIONS];
 } colibri_posix_file;
 
 enum {
@@ -43,6 +50,22 @@ typedef struct colibri_posix_pages {
     const char *reason;  /* why not all of it is, or why the file is mapped; NULL: all is well */
 } colibri_posix_pages;
 void colibri_posix_file_pages(const colibri_posix_file *file, colibri_posix_pages *pages);
+
+/* Gives the storage of an open file its start and wait: a few threads that read experts while others compute
+ * (weights STREAMED). Large records are read in pieces, several at once, which is what makes an SSD fast.
+ * Before colibri_image_open or colibri_init; close ends the threads. */
+typedef struct colibri_posix_reader_options {
+    uint32_t struct_bytes;
+    uint32_t threads;     /* reads at once, 1 .. 64; 0: 4 */
+    uint32_t piece_bytes; /* a multiple of 4096; 0: 1 MiB */
+    uint32_t direct;      /* 1: past the page cache (Linux, O_DIRECT), so that a model's bytes are not in memory
+                           * twice. Best with images whose alignment is 4096: what does not begin and end at
+                           * a block passes through a buffer */
+} colibri_posix_reader_options;
+
+/* 0, or an errno: EINVAL (a value out of range, or a reader is there already), ENOMEM, EAGAIN, or what the file
+ * system says to O_DIRECT (EINVAL, too: it has none). */
+int colibri_posix_read_ahead(colibri_posix_file *file, const colibri_posix_reader_options *options);
 
 /* Threads for colibri_platform.pool. The thread that calls run works too, so a pool of n workers starts
  * n - 1, but no more than this process has CPUs for: more would only stand in each other's way. Each

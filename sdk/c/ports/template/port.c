@@ -23,13 +23,21 @@ static const void *storage_map(void *context, uint32_t file, uint64_t offset, ui
 /* read: copies exactly `bytes` bytes to destination and returns 0. Anything less is a failure:
  *       return non-zero, and the call that needed the bytes fails with COLIBRI_ERR_STORAGE.
  *       It may block and sleep, but runs on the thread that called the runtime, never on an
- *       interrupt. Retry here what is worth retrying: the runtime does not. */
+ *       interrupt. Retry here what is worth retrying: the runtime does so for streamed experts only. */
 static int storage_read(void *context, uint32_t file, uint64_t offset, void *destination,
                         uint64_t bytes)
 {
     (void)context, (void)file, (void)offset, (void)destination, (void)bytes;
     return -1;
 }
+
+/* start, wait: with weights STREAMED, reads that go on while the CPU computes: an SD card by DMA. start queues
+ * the read (up to COLIBRI_READS_UNDER_WAY of them) and gives it a ticket; wait returns when that one is done,
+ * 0 when all its bytes are there. Sleep as your system does it, and give up after a time of your choosing:
+ * stop the transfer, so that nothing is written any more, and return non-zero. Leave both out to use read. */
+/* COMPANION. For images in several files, on a board that finds files by name: the runtime tells the
+ * number, name and length of each before it reads it. Leave it out where an image is one file, or where
+ * map and read know by the number what is meant. */
 
 const colibri_storage port_storage = {
     .struct_bytes = sizeof(colibri_storage),

@@ -115,7 +115,7 @@ def measure(image: Path, bench: Bench, feed: Feed, advance: Progress) -> dict[st
     samples = _rounds(opened, bench, traced, bandwidth, peak, advance)
     return {
         "kind": "measured",
-        "image": {"file": str(image), "bytes": opened.bytes,
+        "image": {"file": str(image), "bytes": opened.total_bytes,
                   "family": opened.notes.get("family"), "recipe": opened.notes.get("recipe"),
                   "synthetic": opened.notes.get("synthetic")},
         "settings": _settings(opened, bench, feed),

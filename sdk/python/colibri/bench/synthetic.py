@@ -36,7 +36,7 @@ from colibri.errors import ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import Image
 from colibri.image_format import TILE_ROWS, Order, Type, align
-from colibri.image_writer import Layout, Slot, TensorSpec
+from colibri.image_layout import Layout, Slot, TensorSpec
 from colibri.pack import (
     DISTRIBUTION,
     Progress,
@@ -153,7 +153,9 @@ def _existing(target: Path, layout: Layout) -> Image:
     """The image that is there already, if it is the one that would be made."""
     try:
         image = Image(target)
-        same = image.bytes == layout.file_bytes and image.section_bytes("notes") == layout.notes
+        same = (
+            image.bytes == layout.file_bytes and image.section_bytes("notes") == layout.model.notes
+        )
         same = same and image.meta_bytes == layout.meta_bytes
     except ImageError as error:
         hint = "give another file, or remove this one"

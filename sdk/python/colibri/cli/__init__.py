@@ -33,6 +33,7 @@ from colibri.errors import EXIT_BAD_INPUT, EXIT_OK, ColibriError
 COMMANDS = {
     "demo": "Pack, plan, run, emulate, build and size the shipped model, step by step.",
     "pack": "Turn a Hugging Face checkpoint into one deployable image.",
+    "convert": "Write an image in another layout: experts inside it, or in files beside it.",
     "inspect": "Show what an image holds: header, config, sections, bytes per role.",
     "families": "Show which models the packer knows, and what they are made of.",
     "plan": "Show where every buffer lies in a board's memory, and what fits.",

@@ -22,6 +22,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from colibri.placement import LayoutName, Placement
+from colibri.units import parse_size
+
 JSON_SCHEMA = 1
 WIDTH = 100
 VERBATIM = False  # text that may hold brackets must not be read as rich markup
@@ -51,6 +54,39 @@ PagesOption = Annotated[
     ),
 ]
 KvOption = Annotated[Kv, typer.Option("--kv", help="How the KV cache stores its numbers.")]
+LayoutOption = Annotated[
+    Literal["monolithic", "sharded", "hybrid"],
+    typer.Option(
+        "--layout",
+        help="Where experts go. monolithic: into the image. sharded: into files beside it, none "
+        "larger than --shard-size. hybrid: into one file beside it.",
+    ),
+]
+ShardSizeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--shard-size",
+        metavar="SIZE",
+        help="Most bytes of a file of experts. Default: what FAT32 takes, a byte less than 4 GiB.",
+    ),
+]
+BlockOption = Annotated[
+    str | None,
+    typer.Option(
+        "--block",
+        metavar="SIZE",
+        help="Experts begin at multiples of it, 64 to 64 KiB. Default: 64, or 4 KiB where they "
+        "have files of their own.",
+    ),
+]
+HeatOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--heat",
+        metavar="FILE",
+        help="A trace (`colibri trace`) of a text: experts that it used most lie first.",
+    ),
+]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")
 ]
@@ -116,6 +152,20 @@ def progress(description: str) -> Iterator[Callable[[int], Callable[[int], None]
             return lambda done: bars.advance(task, done)
 
         yield begin
+
+
+def placement_of(layout: LayoutName, shard_size: str | None, block: str | None) -> Placement:
+    """What --layout, --shard-size and --block mean together."""
+    sizes = [None if size is None else parse_size(size) for size in (block, shard_size)]
+    return Placement.of(layout, *sizes)
+
+
+def files_table(files: Iterable[tuple[Path, int]]) -> Table:
+    """The files of an image that was written."""
+    made = table("Files", "file", ">bytes")
+    for path, size in files:
+        made.add_row(str(path), f"{size:,}")
+    return made
 
 
 def table(title: str, *columns: str, caption: str | None = None) -> Table:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any
 
 from rich.text import Text
@@ -12,8 +13,6 @@ from colibri.image import Image
 from colibri.units import format_bytes
 
 app = command("Show what an image holds: header, config, sections, bytes per role.")
-
-_LAYOUTS = ("monolithic", "sharded", "hybrid")
 
 
 @app.command()
@@ -35,14 +34,18 @@ def describe(image: Image) -> dict[str, Any]:
     weights = sum(role["weights"] for role in roles if role["role"] not in ("rope", "rope_2"))
     return {
         "image": image.name,
-        "bytes": image.bytes,
+        "bytes": sum(file.bytes for file in image.files),
         "version": int.from_bytes(header[8:12], "little"),
-        "layout": _LAYOUTS[int.from_bytes(header[12:16], "little")],
+        "layout": image.layout,
+        "files": [
+            {"name": path.name if path else file.name, "bytes": file.bytes}
+            for path, file in zip_longest(image.paths, image.files)
+        ],
         "id": header[32:48].hex(),
         "verified": True,
         "config": image.config,
         "sections": [
-            {"name": s.name, "offset": s.offset, "bytes": s.bytes, "count": s.count}
+            {"name": s.name, "file": s.file, "offset": s.offset, "bytes": s.bytes, "count": s.count}
             for s in image.sections
         ],
         "parameters": weights,
@@ -79,12 +82,15 @@ def _show(fields: dict[str, Any]) -> None:
     config = table("Config", "setting", ">value")
     for name, value in fields["config"].items():
         config.add_row(name, f"{value:g}" if isinstance(value, float) else str(value))
-    sections = table("Sections", "section", ">offset", ">bytes", ">count")
+    sections = table("Sections", "section", ">file", ">offset", ">bytes", ">count")
     for section in fields["sections"]:
-        sections.add_row(
-            section["name"], *(f"{section[k]:,}" for k in ("offset", "bytes", "count"))
-        )
-    for part in (config, sections, _role_table(fields)):
+        numbers = (f"{section[k]:,}" for k in ("file", "offset", "bytes", "count"))
+        sections.add_row(section["name"], *numbers)
+    files = table("Files", ">file", "name", ">bytes")
+    for number, file in enumerate(fields["files"]):
+        files.add_row(str(number), file["name"], f"{file['bytes']:,}")
+    several = [files] if len(fields["files"]) > 1 else []
+    for part in (config, sections, *several, _role_table(fields)):
         out.print(part, "")
     stops = ", ".join(map(str, fields["stop_ids"])) or "none"
     out.print(f"stop ids: {stops}")

@@ -11,15 +11,20 @@ import typer
 
 from colibri.cli.common import (
     VERBATIM,
+    BlockOption,
+    HeatOption,
     JsonOption,
+    LayoutOption,
+    ShardSizeOption,
     command,
     console,
     emit_json,
+    files_table,
     note,
+    placement_of,
     progress,
     table,
 )
-from colibri.errors import PackError
 from colibri.pack import Packed
 from colibri.pack import pack as pack_checkpoint
 from colibri.units import format_bytes
@@ -55,10 +60,10 @@ def pack(
             help="UTF-8 text, or .json list of token ids, that q8 and q4 shall lose least on.",
         ),
     ] = None,
-    layout: Annotated[
-        Literal["monolithic", "sharded", "hybrid"],
-        typer.Option("--layout", help="Everything in one file, or experts beside it."),
-    ] = "monolithic",
+    layout: LayoutOption = "monolithic",
+    shard_size: ShardSizeOption = None,
+    block: BlockOption = None,
+    heat: HeatOption = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -77,15 +82,12 @@ def pack(
 
     The image is the same whatever the number of jobs; nothing is left when it fails.
     """
-    if layout != "monolithic":
-        raise PackError(
-            f"is {layout}", field="--layout",
-            hint="this version writes monolithic images (the format carries the others)",
-        )  # fmt: skip
+    placement = placement_of(layout, shard_size, block)
     with progress("packing") as bar:
         packed = pack_checkpoint(
             checkpoint, output, quant=quant, group=group, recipe=recipe,
-            order=order_of_target(target), calibration_text=calibrate,
+            order=order_of_target(target), placement=placement, heat=heat,
+            calibration_text=calibrate,
             jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
         )  # fmt: skip
     if as_json:
@@ -96,7 +98,9 @@ def pack(
 
 def _fields(packed: Packed) -> dict[str, object]:
     return {
-        "image": str(packed.image), "bytes": packed.bytes, "parameters": packed.parameters,
+        "image": str(packed.image), "bytes": packed.bytes,
+        "files": [{"file": str(path), "bytes": size} for path, size in packed.files],
+        "parameters": packed.parameters,
         "bits_per_weight": round(packed.bits_per_weight, 4), "roles": packed.roles,
         "notes": list(packed.notes),
     }  # fmt: skip
@@ -108,6 +112,8 @@ def _show(packed: Packed) -> None:
     for name, size in packed.roles.items():
         roles.add_row(name, f"{size:,}", f"{100 * size / total:.1f} %")
     console().print(roles)
+    if len(packed.files) > 1:
+        console().print("", files_table(packed.files))
     console().print(
         f"\n{format_bytes(packed.bytes, exact=True)}, {packed.parameters:,} parameters, "
         f"{packed.bits_per_weight:.2f} bits per weight"

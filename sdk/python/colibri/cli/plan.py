@@ -25,6 +25,13 @@ from colibri.cli.common import (
     percent,
     table,
 )
+from colibri.cli.streaming import (
+    MemoryOption,
+    PolicyOption,
+    SlotsOption,
+    memory_bytes,
+    wants_streaming,
+)
 from colibri.errors import EXIT_DOES_NOT_FIT
 from colibri.units import format_bytes
 
@@ -43,6 +50,9 @@ def plan(
     workers: WorkersOption = 1,
     kv: KvOption = "f32",
     pages: PagesOption = "4k",
+    memory: MemoryOption = None,
+    expert_slots: SlotsOption = None,
+    policy: PolicyOption = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -52,7 +62,17 @@ def plan(
     from colibri.planner import plan as make_plan
 
     made = make_plan(
-        image, board, context=context, batch=batch, workers=workers, kv=kv, pages=pages
+        image,
+        board,
+        context=context,
+        batch=batch,
+        workers=workers,
+        kv=kv,
+        pages=pages,
+        streamed=wants_streaming(memory, expert_slots, policy),
+        memory=memory_bytes(memory),
+        expert_slots=expert_slots,
+        policy=policy,
     )
     if as_json:
         emit_json(made.to_json())
@@ -71,6 +91,8 @@ def _show(made: Plan) -> None:
     out.print(_region_table(made), "")
     limits = ", ".join(f"{name} {value}" for name, value in made.limits.items())
     out.print(Text(f"limits: {limits}", style="dim"))
+    if made.experts:
+        out.print(Text(f"experts: {made.experts['why']}", style="dim"))
     if made.fits:
         longest = f"longest context that fits: {made.max_context:,} tokens"
         out.print(f"[bold green]fits[/]: {made.total_bytes:,} bytes for the engine; {longest}")

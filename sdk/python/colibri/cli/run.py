@@ -33,6 +33,14 @@ from colibri.cli.requests import (
     TopPOption,
     build_request,
 )
+from colibri.cli.streaming import (
+    DirectOption,
+    MemoryOption,
+    PolicyOption,
+    SlotsOption,
+    memory_bytes,
+    wants_streaming,
+)
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, generate
 
 if TYPE_CHECKING:
@@ -63,13 +71,18 @@ def run(
     batch: BatchOption = None,
     kv: KvOption = "f32",
     pages: PagesOption = "4k",
+    memory: MemoryOption = None,
+    expert_slots: SlotsOption = None,
+    policy: PolicyOption = "auto",
+    direct: DirectOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run an image on this machine and print what it says."""
     from colibri.engine import Engine
     from colibri.image import Image
 
-    opened = Image(image, pages=pages)
+    streamed = wants_streaming(memory, expert_slots, policy, direct)
+    opened = Image(image, map=not streamed, pages=pages)
     request = build_request(
         opened,
         prompt=prompt,
@@ -83,13 +96,28 @@ def run(
     )
     if verify:
         opened.verify()
-    engine = Engine(opened, context, workers, batch, kv, kernels)
+    if streamed:
+        opened.read_ahead(direct=direct)
+    engine = Engine(
+        opened,
+        context,
+        workers,
+        batch,
+        kv,
+        kernels,
+        weights="streamed" if streamed else "mapped",
+        memory=memory_bytes(memory),
+        expert_slots=expert_slots,
+        policy=policy,
+    )
     tokenizer = opened.tokenizer if opened.has_tokenizer else None
     writer = None if as_json else TextWriter(tokenizer)
     done = generate(engine, request, on_token=writer.token if writer else None)
     if writer:
         writer.close()
         note(_summary(done, engine, workers), style="dim")
+        if streamed:
+            note(_experts_summary(engine), style="dim")
         if pages == "huge":
             note(f"pages: {opened.pages}", style="dim")
     else:
@@ -113,6 +141,8 @@ def _run_fields(done: Generation, engine: Engine, workers: int) -> dict[str, Any
         "workers": workers,
         "context": engine.context,
         "pages": _pages_fields(engine.image.pages),
+        "memory": {"engine_bytes": engine.high_water()},
+        "experts": engine.experts._asdict() if engine.experts.slots else None,
         "measured": {
             "prefill_tok_s": _rate(done.prompt_tokens, done.prefill_seconds),
             "decode_tok_s": _rate(done.decode_steps, done.decode_seconds),
@@ -141,6 +171,16 @@ def _summary(done: Generation, engine: Engine, workers: int) -> str:
         f"{done.prompt_tokens} + {len(done.tokens)} tokens, stopped by {done.stop_reason} · "
         f"measured: {', '.join(speeds) or 'nothing'} · {engine.kernels}, "
         f"{workers} worker{'s' * (workers > 1)} · logits {done.logits_crc32}"
+    )
+
+
+def _experts_summary(engine: Engine) -> str:
+    experts = engine.experts
+    asked = experts.hits + experts.misses
+    return (
+        f"experts: {experts.slots} slots, {experts.policy} · counted: {experts.hits} hits, "
+        f"{experts.misses} misses ({experts.hits / max(asked, 1):.1%} hits), "
+        f"{experts.bytes_read:,} bytes read · engine {engine.high_water():,} bytes"
     )
 
 

@@ -1,0 +1,64 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Experts that are read when a token needs them: what init, the planner and the dispatcher have to do with it. */
+#ifndef COLIBRI_STREAM_H
+#define COLIBRI_STREAM_H
+
+#include "dispatch.h"
+#include "options.h"
+
+/* Experts of one layer in the order in which they can be computed: those in memory, then as they arrive. */
+struct colibri_stream {
+    uint16_t *experts; /* the dispatch's active list */
+    uint32_t count;
+    uint32_t held;     /* up to here in memory when the layer began ... */
+    uint32_t done;     /* ... handed out ... */
+    uint32_t released; /* ... given back to the cache ... */
+    uint32_t begun;    /* ... have a slot */
+};
+
+#if COLIBRI_WITH_STREAMING
+/* What the planner asks: bytes of a slot, and the fewest slots that a layer can do with. */
+uint64_t colibri_stream_slot_bytes(const colibri_image *image);
+uint32_t colibri_stream_least(const colibri_image *image);
+
+/* Reads or maps what is not streamed, and empties the slots. */
+colibri_status colibri_stream_init(struct engine *e, colibri_error *error);
+
+/* A step begins. */
+static inline void colibri_stream_step(const struct engine *e)
+{
+    if (colibri_streams(e))
+        e->cache.state->step++;
+}
+
+/* Begins the reads of the layer's missing experts, and leaves on the active list those in memory. */
+void colibri_stream_start(struct colibri_stream *s, struct colibri_dispatch *d);
+
+/* Puts the next expert that was missing on the list, alone, once it is there. False when there is none left,
+ * or when it could not be had: then nothing is under way any more, and status says why. */
+bool colibri_stream_next(struct colibri_stream *s, struct colibri_dispatch *d, colibri_status *status);
+#else
+static inline colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
+{
+    (void)e;
+    return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 7, COLIBRI_WEIGHTS_STREAMED, COLIBRI_WEIGHTS_LOADED);
+}
+
+static inline void colibri_stream_step(const struct engine *e)
+{
+    (void)e;
+}
+
+static inline void colibri_stream_start(struct colibri_stream *s, struct colibri_dispatch *d)
+{
+    (void)s, (void)d;
+}
+
+static inline bool colibri_stream_next(struct colibri_stream *s, struct colibri_dispatch *d, colibri_status *status)
+{
+    (void)s, (void)d, (void)status;
+    return false;
+}
+#endif
+
+#endif
