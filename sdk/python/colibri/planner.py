@@ -21,6 +21,7 @@ from colibri.boards import Board, load_board
 from colibri.engine import KV_TYPES, POLICIES, make_limits
 from colibri.errors import DoesNotFitError, Lack, PlanError
 from colibri.image import Image
+from colibri.status import LIMITS
 
 SCHEMA = 1
 ALIGNMENT = 64  # of a free region's first byte
@@ -299,18 +300,7 @@ def _used_up(board: Board) -> FreeRegion:
 
 
 def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:
-    names = (
-        "sequences",
-        "context",
-        "batch",
-        "workers",
-        "kv",
-        "profile",
-        "weights",
-        "expert_slots",
-        "policy",
-    )
-    return _core.Limits(**{**{name: getattr(limits, name) for name in names}, **changes})
+    return _core.Limits(**{**{name: getattr(limits, name) for name in LIMITS[1:]}, **changes})
 
 
 def _limits_json(limits: _core.Limits) -> dict[str, Any]:

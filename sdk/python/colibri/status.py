@@ -23,7 +23,7 @@ from colibri.errors import (
 from colibri.image_format import Settings
 
 #: Members of colibri_limits, as status LIMIT numbers them.
-_LIMITS = (
+LIMITS = (
     "size",
     "sequences",
     "context",
@@ -63,14 +63,14 @@ def tensor_place(where: int) -> str:
 
 
 def _limit(s: RuntimeStatus) -> str:
-    if not 0 < s.where < len(_LIMITS):
+    if not 0 < s.where < len(LIMITS):
         return "the limits ask for more memory than a 64-bit number can say"
-    return f"limit '{_LIMITS[s.where]}' is {s.have}"
+    return f"limit '{LIMITS[s.where]}' is {s.have}"
 
 
 def _limit_hint(s: RuntimeStatus) -> str | None:
     if not s.need:
-        slots = s.where == _LIMITS.index("expert_slots")
+        slots = s.where == LIMITS.index("expert_slots")
         return "leave it out, or stream experts (weights='streamed')" if slots else None
     return f"at most {s.need}" if s.need < s.have else f"at least {s.need}"
 
@@ -89,7 +89,7 @@ def _config(s: RuntimeStatus) -> str:
 
 def _unsupported(s: RuntimeStatus) -> str:
     """`where` is 7 (the limit `weights`), 12 (the layout), a tensor, or an offset in the file."""
-    if s.where == _LIMITS.index("weights"):
+    if s.where == LIMITS.index("weights"):
         return "the weights cannot be used where they lie: the storage does not map"
     if s.where == _BINDINGS:
         why = "streamed weights do not go with" if s.need else "this build leaves out"
@@ -103,7 +103,7 @@ def _unsupported(s: RuntimeStatus) -> str:
 
 
 def _unsupported_hint(s: RuntimeStatus) -> str:
-    if s.where == _LIMITS.index("weights"):
+    if s.where == LIMITS.index("weights"):
         return "load them into memory (weights='loaded' or 'streamed')"
     if s.where == _BINDINGS and s.need:
         return "load the weights (weights='loaded')"

@@ -89,23 +89,12 @@ tile(const struct colibri_pass *p, uint32_t row, uint32_t type, uint32_t tokens)
     EACH(t) _mm256_storeu_ps(p->out[t] + row + 8, high[t]);
 }
 
-#define TILES(kind, count)                                              \
-    for (uint32_t row = begin; row < end; row += COLIBRI_TILE_ROWS)     \
-        tile(p, row, kind, count)
-#define TOKENS_CASE(count)            \
-    case count:                       \
-        if (p->w->type == COLIBRI_Q4) \
-            TILES(COLIBRI_Q4, count); \
-        else                          \
-            TILES(COLIBRI_Q8, count); \
-        break
-
 static void tiles(const struct colibri_pass *p, uint32_t begin, uint32_t end)
 {
     switch (p->tokens) {
-        TOKENS_CASE(1);
-        TOKENS_CASE(2);
-        TOKENS_CASE(4);
+        COLIBRI_PASS_CASE(1);
+        COLIBRI_PASS_CASE(2);
+        COLIBRI_PASS_CASE(4);
     }
 }
 

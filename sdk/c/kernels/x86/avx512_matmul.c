@@ -62,26 +62,14 @@ tile(const struct colibri_pass *p, uint32_t row, uint32_t type, uint32_t tokens)
     EACH(t) _mm512_storeu_ps(p->out[t] + row, acc[t]);
 }
 
-/* The compiler must know type and tokens to keep the sums in registers. */
-#define TILES(kind, count)                                              \
-    for (uint32_t row = begin; row < end; row += COLIBRI_TILE_ROWS)     \
-        tile(p, row, kind, count)
-#define TOKENS(count)                 \
-    case count:                       \
-        if (p->w->type == COLIBRI_Q4) \
-            TILES(COLIBRI_Q4, count); \
-        else                          \
-            TILES(COLIBRI_Q8, count); \
-        break
-
 static void tiles(const struct colibri_pass *p, uint32_t begin, uint32_t end)
 {
     switch (p->tokens) {
-        TOKENS(1);
-        TOKENS(2);
-        TOKENS(4);
-        TOKENS(8);
-        TOKENS(12);
+        COLIBRI_PASS_CASE(1);
+        COLIBRI_PASS_CASE(2);
+        COLIBRI_PASS_CASE(4);
+        COLIBRI_PASS_CASE(8);
+        COLIBRI_PASS_CASE(12);
     }
 }
 

@@ -98,4 +98,16 @@ static inline void colibri_tile_product(const colibri_matmul *m, uint32_t row_be
         k->rest(m, end, row_end);
 }
 
+/* All tiles of a pass of `count` tokens, as a case of a switch over tokens. `tile(p, row, type, tokens)` is the table's:
+ * the compiler must know type and tokens to keep its sums in registers. */
+#define COLIBRI_PASS_CASE(count)                                                \
+    case count:                                                                 \
+        for (uint32_t row = begin; row < end; row += COLIBRI_TILE_ROWS) {       \
+            if (p->w->type == COLIBRI_Q4)                                       \
+                tile(p, row, COLIBRI_Q4, count);                                \
+            else                                                                \
+                tile(p, row, COLIBRI_Q8, count);                                \
+        }                                                                       \
+        break
+
 #endif
