@@ -106,3 +106,25 @@ def test_an_outlier_in_an_f16_cache_is_clamped(tmp_path):
     rows = alone(image, tokens, kv="f16", kernels="ref")
     assert np.isfinite(rows).all()
     assert crc(alone(image, tokens, kv="f16", kernels="auto", batch=24)) == crc(rows)
+
+
+def test_a_step_may_choose_no_expert_that_has_weights(tmp_path):
+    """All choices of all tokens are experts that give their input back: nothing is multiplied."""
+    folder = copy_golden("longcat_flash", tmp_path)
+    file = folder / "model.safetensors"
+    data = bytearray(file.read_bytes())
+    size = int.from_bytes(data[:8], "little")
+    header = json.loads(data[8 : 8 + size])
+    biases = [header[name] for name in header if name.endswith("e_score_correction_bias")]
+    assert [(bias["dtype"], bias["shape"]) for bias in biases] == [("F32", [16])] * 2
+    for bias in biases:  # 4 of 16 have no weights, and a token chooses 4
+        end = 8 + size + bias["data_offsets"][1]
+        data[end - 16 : end] = np.full(4, 1e6, "<f4").tobytes()
+    file.write_bytes(data)
+    pack(folder, tmp_path / "identities.colibri", quant="q4")
+    image, tokens = Image(tmp_path / "identities.colibri"), tokens_of("longcat_flash")[0]
+    engine = Engine(image, context=32, kernels="ref", batch=1, trace=True)
+    rows = engine.infer(tokens, all_logits=True)
+    routed = [event for event in engine.take_trace() if event["kind"] == 6]
+    assert {int(event["index"]) for event in routed} == {12, 13, 14, 15}
+    assert crc(alone(image, tokens, batch=24, workers=3)) == crc(rows)

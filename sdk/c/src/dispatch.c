@@ -169,6 +169,8 @@ static void expert_rows(void *arg, uint32_t item, uint32_t worker)
 static void run_products(const struct colibri_dispatch *d, struct expert_products *all)
 {
     uint32_t rows = all->each[0].rows;
+    if (d->active_count == 0)
+        return; /* every choice gives its input back */
     all->chunk = colibri_chunk(d->engine, d->active_count * all->count * rows);
     all->chunk = all->chunk < rows ? all->chunk : rows;
     all->chunks = colibri_divide_up(rows, all->chunk);
@@ -314,7 +316,7 @@ static void compute_active(const struct colibri_dispatch *d, struct activations 
 {
     struct colibri_dispatch one = *d;
     if (!colibri_streams(d->engine)) {
-        if (colibri_offload_left(d))
+        if (d->active_count != 0) /* none when all are bound, or give their input back */
             compute(d, in, NULL, d->engine->tokens * d->engine->image->config.top_k, outputs);
         return;
     }

@@ -23,12 +23,6 @@ colibri_status colibri_offload_bind(const struct engine *e, colibri_error *error
 colibri_status colibri_offload_start(struct colibri_offload *o, struct colibri_dispatch *d,
                                      struct activations *in, const float *weights, float *outputs);
 
-/* Whether the CPU has experts left to compute. */
-static inline bool colibri_offload_left(const struct colibri_dispatch *d)
-{
-    return d->active_count != 0;
-}
-
 /* Returns when every call is done; BACKEND when one has failed. */
 colibri_status colibri_offload_wait(const struct colibri_offload *o);
 #else
@@ -43,12 +37,6 @@ static inline colibri_status colibri_offload_start(struct colibri_offload *o, st
 {
     (void)o, (void)d, (void)in, (void)weights, (void)outputs;
     return COLIBRI_OK;
-}
-
-static inline bool colibri_offload_left(const struct colibri_dispatch *d)
-{
-    (void)d;
-    return true;
 }
 
 static inline colibri_status colibri_offload_wait(const struct colibri_offload *o)
