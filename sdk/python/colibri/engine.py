@@ -194,7 +194,8 @@ class Engine:
         accelerator: FakeNpu | None = None,
         recorder: _core.Recorder | None = None,
     ) -> None:
-        self.image = image if isinstance(image, Image) else Image(image)
+        in_place = weights != "streamed"  # what is not mapped cannot vanish from under the engine
+        self.image = image if isinstance(image, Image) else Image(image, map=in_place)
         limits = make_limits(
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
             profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
@@ -211,10 +212,11 @@ class Engine:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
         try:
-            self.core = _core.Engine(
-                self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
-                [layer << 16 | expert for layer, expert in pins], most,
-            )  # fmt: skip
+            with self.image.named_errors():
+                self.core = _core.Engine(
+                    self.image.core, limits, regions, kernels, threads or workers, trace, npu,
+                    recorder, [layer << 16 | expert for layer, expert in pins], most,
+                )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
         except MemoryError:
@@ -250,7 +252,8 @@ class Engine:
         self._check_sequence(sequence)
         sequences = None if sequence == 0 else np.full(tokens.size, sequence, np.uint32)
         want = np.ones(tokens.size, np.uint8) if all_logits else None
-        logits = self.core.infer(tokens, sequences, want)
+        with self.image.named_errors():
+            logits = self.core.infer(tokens, sequences, want)
         return logits if all_logits else logits[0]
 
     def infer_batch(
@@ -259,7 +262,8 @@ class Engine:
         """Tokens of several sequences at once: one row per true element of `want`, in order."""
         wanted = np.ascontiguousarray(np.asarray(want, dtype=bool), dtype=np.uint8)
         try:
-            return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
+            with self.image.named_errors():
+                return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
         except ValueError as error:
             raise EngineError(str(error)) from None
 
@@ -296,7 +300,8 @@ class Engine:
 
     def selftest(self) -> None:
         """Runs the image's golden vector; EngineError when the numbers differ."""
-        self.core.selftest()
+        with self.image.named_errors():
+            self.core.selftest()
 
     def take_trace(self) -> NDArray[np.void]:
         """Events since the last call, as an array of dtype `EVENT`."""
