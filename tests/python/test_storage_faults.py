@@ -13,10 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from colibri import Engine, Image, ImageError, cli
+from colibri import DoesNotFitError, Engine, Image, ImageError, cli
+from colibri.engine import MemoryRegion
 from colibri.pack import pack
 from colibri.placement import LayoutName, Placement
 from native import SANITIZERS, program
+from test_image_rules import sealed
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 THREADS = "thread"
@@ -82,7 +84,7 @@ def failing(path: Path) -> Iterator[None]:
     name, found = str(path.resolve()), []
     for entry in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):  # the listing's own
-            if os.readlink(entry) == name:
+            if str(entry.readlink()) == name:
                 found.append(int(entry.name))
     kept = [(number, os.dup(number)) for number in found]
     assert kept
@@ -256,3 +258,41 @@ def test_run_says_which_file_is_missing_or_too_short(
 def test_readers(tmp_path: Path, what: str, sanitize: str) -> None:
     image = packed(tmp_path, "sharded")
     assert program("reader", what, image.path, SLOTS, sanitize=sanitize) == "ok\n"
+
+
+# Images and blocks
+
+
+def test_records_that_overlap_are_found_when_they_are_read(one: Image) -> None:
+    """One lies where another does, and its own bytes are nobody's: the lengths add up."""
+    data = bytearray(one.read(0, one.bytes))
+    table = next(s for s in one.sections if s.name == "experts")
+    data[table.offset : table.offset + 8] = data[table.offset + 24 : table.offset + 32]
+    image = Image(sealed(data), map=False)
+    with pytest.raises(ImageError, match="has checksum"):
+        image.verify()
+    with pytest.raises(ImageError, match=r"layer 0, expert 0: .* do not match their checksum"):
+        streamed(image).infer(TOKENS)
+
+
+@pytest.mark.parametrize("block", [64, 4096, 65536])
+def test_blocks_larger_than_the_memory(tmp_path: Path, block: int) -> None:
+    """Slots begin at a multiple of the block, wherever the memory begins; what that takes is
+    planned, and a byte less is refused with it."""
+    path = tmp_path / "m.colibri"
+    pack(GOLDEN / "mixtral", path, quant="q4", placement=Placement.of("monolithic", block))
+    image = Image(path, map=False)
+    expected = Engine(Image(path), CONTEXT).infer(TOKENS)
+    with pytest.raises(DoesNotFitError) as caught:
+        Engine(image, CONTEXT, weights="streamed", expert_slots=2, memory=block // 2)
+    assert caught.value.status is not None
+    need = caught.value.status.need
+    with pytest.raises(DoesNotFitError, match=f"give it {need:,} bytes"):
+        Engine(image, CONTEXT, weights="streamed", expert_slots=2, memory=need - 1)
+    memory = np.zeros(need + 2 * 65536, np.uint8)
+    for shift in (64, 4096 + 64, 65536 - 64):
+        address = -(-memory.ctypes.data // 65536) * 65536 + shift
+        region = MemoryRegion("memory", address, need)
+        engine = Engine(image, CONTEXT, weights="streamed", expert_slots=2, memory=[region])
+        assert np.array_equal(engine.infer(TOKENS), expected)
+        assert engine.high_water() == need

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from colibri import (
     DoesNotFitError,
     Engine,
-    EngineError,
     Image,
     ImageError,
     PlanError,
@@ -216,9 +215,14 @@ def test_pins_leave_room_for_a_token(demo: Image) -> None:
     pins = [(2, expert) for expert in range(3)]
     with pytest.raises(PlanError, match="'expert_slots' is 24; at least 25"):
         Engine(demo, 32, weights="streamed", expert_slots=24, pins=pins)
-    for wrong in ((6, 0), (0, 16)):
-        with pytest.raises(EngineError, match="argument 6"):
+    for wrong in ((6, 0), (0, 16), (-1, 0), (0, -1), (0, 1 << 16), (1 << 16, 0)):
+        hint = r"experts are 0 \.\. 15 of layers 0, 1, 2, 3, 4, 5$"
+        with pytest.raises(
+            PlanError, match=rf"pin \({wrong[0]}, {wrong[1]}\) is no expert; {hint}"
+        ):
             Engine(demo, 32, weights="streamed", expert_slots=24, pins=[wrong])
+    with pytest.raises(PlanError, match=r"only streamed experts can be pinned; use .*'streamed'"):
+        Engine(demo, 32, pins=[(0, 1)])
 
 
 # Memory
@@ -250,10 +254,27 @@ def test_the_policy_follows_the_slots(demo: Image) -> None:
     assert chosen == {2: "frequency", 23: "frequency", 24: "lru", 96: "lru"}
 
 
-@pytest.mark.parametrize(("slots", "text"), [(1, "at least 2"), (97, "at most 96")])
+@pytest.mark.parametrize(
+    ("slots", "text"),
+    [(-1, "leave it out for as many as fit"), (0, "leave it out for as many as fit"),
+     (1, "at least 2"), (97, "at most 96"), (2**32 - 1, "at most 96"),
+     (2**32, "leave it out for as many as fit")],
+)  # fmt: skip
 def test_slots_out_of_range_are_named(demo: Image, slots: int, text: str) -> None:
     with pytest.raises(PlanError, match=f"'expert_slots' is {slots}; {text}"):
         Engine(demo, 8, weights="streamed", expert_slots=slots)
+
+
+def test_memory_that_is_none_is_refused(demo: Image) -> None:
+    for size in (-1, 2**64):
+        with pytest.raises(PlanError, match=rf"memory is {size:,} bytes; use 0 \.\. "):
+            Engine(demo, 8, weights="streamed", memory=size)
+    with pytest.raises(PlanError, match="memory has no regions"):
+        Engine(demo, 8, weights="streamed", memory=[])
+    for size in (0, 1):
+        with pytest.raises(DoesNotFitError, match=rf"has {size} bytes; give it [\d,]+ bytes"):
+            Engine(demo, 8, weights="streamed", memory=size)
+    assert Engine(demo, 8, weights="streamed", memory=2**62).experts.slots == 96
 
 
 def test_slots_without_streaming_are_refused(demo: Image) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
 from colibri.accelerator import FakeNpu
-from colibri.errors import EngineError, PlanError
+from colibri.errors import EngineError, ImageError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
 from colibri.sampling import Sampler, Sampling
@@ -70,6 +70,7 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
 
 #: Which expert makes room for another; "auto": what the library finds best for that many slots.
 POLICIES = {"auto": 0, **_core.POLICIES}
+MOST_MEMORY = 2**62  # bytes; no address space has them
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
@@ -93,6 +94,8 @@ def make_limits(
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
             hint = "use 1 or more" if value < 1 else "at most 2^32 - 1"
+            if name == "expert_slots":
+                hint = "leave it out for as many as fit"
             raise PlanError(f"limit '{name}' is {value}", hint=hint)
     return _core.Limits(
         sequences=sequences,
@@ -123,6 +126,26 @@ def as_tokens(tokens: ArrayLike) -> NDArray[np.uint32]:
             hint="use 0 to 2^32 - 1",
         )
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def check_memory(memory: object) -> None:
+    """PlanError for sizes that are none, and for no regions."""
+    if isinstance(memory, int) and not 0 <= memory <= MOST_MEMORY:
+        raise PlanError(f"memory is {memory:,} bytes", hint=f"use 0 .. {MOST_MEMORY:,}")
+    if isinstance(memory, Sequence) and not memory:
+        raise PlanError("memory has no regions", hint="give one or more, or leave it out")
+
+
+def check_pins(image: Image, pins: Sequence[tuple[int, int]], weights: str) -> None:
+    """PlanError for pins that are not experts of the image, or that nothing is read for."""
+    if pins and not weights.startswith("streamed"):
+        raise PlanError("only streamed experts can be pinned", hint="use weights='streamed'")
+    each = image.config["experts"] - image.config["identities"]
+    for layer, expert in pins:
+        if layer not in image.expert_layers or not 0 <= expert < each:
+            layers = ", ".join(map(str, image.expert_layers))
+            hint = f"experts are 0 .. {each - 1} of layers {layers}" if each else "pin nothing"
+            raise PlanError(f"pin ({layer}, {expert}) is no expert", file=image.name, hint=hint)
 
 
 class Engine:
@@ -200,7 +223,9 @@ class Engine:
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
             profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
         )  # fmt: skip
-        regions, most = None, 2**62
+        check_memory(memory)
+        check_pins(self.image, pins, weights)
+        regions, most = None, MOST_MEMORY
         if isinstance(memory, int):
             most = memory
         elif memory is not None:
@@ -212,11 +237,12 @@ class Engine:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
         try:
-            with self.image.named_errors():
-                self.core = _core.Engine(
-                    self.image.core, limits, regions, kernels, threads or workers, trace, npu,
-                    recorder, [layer << 16 | expert for layer, expert in pins], most,
-                )  # fmt: skip
+            self.core = _core.Engine(
+                self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
+                [layer << 16 | expert for layer, expert in pins], most,
+            )  # fmt: skip
+        except ImageError as error:
+            raise self.image.named(error) from None
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
         except MemoryError:

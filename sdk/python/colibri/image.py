@@ -234,8 +234,10 @@ class Image:
         if not 1 <= threads <= MAX_READERS:
             raise ImageError(f"threads is {threads}", hint=f"use 1 .. {MAX_READERS}")
         if time_limit is not None and not 0.001 <= time_limit <= MAX_TIME_LIMIT:
-            hint = f"use 0.001 .. {MAX_TIME_LIMIT:,}, or None for no limit"
-            raise ImageError(f"time_limit is {time_limit} s", hint=hint)
+            raise ImageError(
+                f"time_limit is {time_limit} s",
+                hint=f"use 0.001 .. {MAX_TIME_LIMIT:,}, or None for no limit",
+            )
         failed = self.core.read_ahead(threads, direct, round((time_limit or 0) * 1000))
         if failed:
             hint = "leave direct out" if direct else None
@@ -344,9 +346,10 @@ class Image:
         try:
             yield
         except ImageError as error:
-            raise self._named(error) from None
+            raise self.named(error) from None
 
-    def _named(self, error: ImageError) -> ImageError:
+    def named(self, error: ImageError) -> ImageError:
+        """One such error."""
         status = error.status
         what, file, hint = error.what, 0, error.hint
         if status is None or status.code not in (CHECKSUM, *READ_ERRORS):
