@@ -11,8 +11,8 @@
 void colibri_ref_quantize(const float *x, uint32_t n, uint32_t group, int8_t *codes, float *scales);
 void colibri_ref_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end);
 
-/* For tables that multiply q8 and q4 weights in rows one token at a time: `token` is called for each with a product of
- * that token alone, without lists of rows. Other products are the reference's. */
+/* For tables that multiply q8 and q4 weights in rows one token at a time: `token` is called for each with a
+ * product of that token alone, without lists of rows. Other products are the reference's. */
 static inline void colibri_ref_by_token(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end,
                                         void (*token)(const colibri_matmul *one, uint32_t begin, uint32_t end))
 {
