@@ -226,12 +226,14 @@ def hostile(rng: np.random.Generator) -> Floats:
         near + rng.integers(-2, 3, n) * np.spacing(near),  # neighbours among the floats
         rng.choice([0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38], n),
         rng.choice([3e38, -3e38, 1.0, 2.0, -1.0], n),
+        -3e38 - rng.integers(0, 3, n) * 1e37,
         np.ldexp(rng.choice([-1.0, 1.0], n), rng.integers(-149, 127, n)),
         np.float32(16) - np.arange(n) * np.float32(2e-6),  # below and above a power of two
-    ][int(rng.integers(8))].astype(np.float32)
+    ][int(rng.integers(9))].astype(np.float32)
     if rng.random() < 0.3:
         row[rng.random(n) < 0.3] = -INF
-    row[int(rng.integers(n))] = np.float32(rng.normal())  # one is finite
+    if not np.isfinite(row).any():
+        row[int(rng.integers(n))] = -3e38
     return n32.floats(row)
 
 
