@@ -115,7 +115,7 @@ class ExpertStats(TypedDict):
     pinned: int
 
 class ExpertCache:
-    """Experts are numbered as in the expert table. pins: the hottest first, as many as have room."""
+    """Numbers of experts as in the expert table. pins: hottest first, as many as have room."""
 
     def __init__(
         self,

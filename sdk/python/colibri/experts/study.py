@@ -126,6 +126,10 @@ class Study:
         every = [self.replay(p, s, slots) for s in sharings for p in possible]
         return min(every, key=lambda outcome: outcome.bytes_read)
 
+    def automatic(self, slots: int) -> Outcome:
+        """What the planner takes: each layer has slots of its own from those of a token on."""
+        return self.replay(AUTOMATIC, "per-layer", slots)
+
     def points_from_belady(self, outcome: Outcome) -> float:
         """How much higher the hit rate could be with the same slots, in percentage points."""
         optimum = self.replay(BELADY, outcome.sharing, outcome.slots)
@@ -170,8 +174,9 @@ class Study:
     def _run(self, policy: str, sharing: Sharing, slots: int) -> list[int]:
         """What the runtime's cache would have read."""
         layers, pin = len(self.trace.layers), policy == PINNED
+        number = _core.POLICIES[AUTOMATIC if pin else policy]
         cache = _core.ExpertCache(
-            layers, self.trace.experts, slots * layers, _core.POLICIES[AUTOMATIC if pin else policy],
+            layers, self.trace.experts, slots * layers, number,
             sharing == "shared", self._needed, self._hot if pin else (),
         )  # fmt: skip
         missed: list[int] = []
