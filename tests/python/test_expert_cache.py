@@ -379,9 +379,13 @@ def test_the_automatic_policy_is_not_below_lru_on_the_demo(
             assert through(runtime(trace, 27, policy, shared, pins), trace) == expected, policy
 
 
-@pytest.mark.parametrize(("slots", "pin"), [(24, False), (48, False), (24, True), (8, False)])
+@pytest.mark.parametrize(
+    ("slots", "policy", "pin"),
+    [(24, AUTOMATIC, False), (48, AUTOMATIC, False), (24, AUTOMATIC, True), (8, AUTOMATIC, False),
+     (27, "lru", False), (9, "least-stale", False)],
+)  # fmt: skip
 def test_a_run_reads_what_the_study_says(
-    slots: int, pin: bool, demo_image: Any, demo: Path
+    slots: int, policy: str, pin: bool, demo_image: Any, demo: Path
 ) -> None:
     """Each token's bytes, to the byte; nothing else is read after the engine was made."""
     image = Image(demo_image("q4"))
@@ -389,9 +393,10 @@ def test_a_run_reads_what_the_study_says(
     assert trace.window == 512
     hot = hottest_first(trace.heat) if pin else []
     engine = Engine(image, 512, batch=1, weights="streamed", expert_slots=slots, trace=True,
+                    policy="auto" if policy == AUTOMATIC else policy,
                     pins=[(x // 16, x % 16) for x in hot])  # fmt: skip
     engine.take_trace()
-    cache = runtime(trace, slots, AUTOMATIC, slots < 12, hot)
+    cache = runtime(trace, slots, policy, slots < 12, hot)
     assert engine.experts.pinned == cache.pinned == (12 if pin else 0)
     before = 0
     for at, token in enumerate(trace.text.ids):
@@ -407,7 +412,7 @@ def test_a_run_reads_what_the_study_says(
         assert [16 * int(e["layer"]) + int(e["index"]) for e in reads] == missed
     assert (engine.experts.hits, engine.experts.misses) == (cache.hits, cache.misses)
     if slots % 6 == 0 and not pin:
-        outcome = Study(trace).replay(AUTOMATIC, "per-layer", slots // 6)
+        outcome = Study(trace).replay(policy, "per-layer", slots // 6)
         assert (outcome.hits, outcome.bytes_read) == (cache.hits, before)
 
 
