@@ -64,13 +64,14 @@ static uint32_t most_slots(const colibri_image *image)
 #endif
 
 /* Slots, which may be left to the placement, and the policy. */
-static colibri_status fill_slots(const colibri_image *image, const colibri_limits *l, colibri_error *error)
+static colibri_status fill_slots(const colibri_image *image, colibri_limits *l, colibri_error *error)
 {
     uint32_t least = 0, most = 0;
 #if COLIBRI_WITH_STREAMING
     if (streams(l) && image->moe_layers != 0) {
         least = colibri_stream_least(image);
         most = most_slots(image);
+        l->policy = l->policy == 0 ? COLIBRI_POLICY_FREQUENCY : l->policy;
     }
 #endif
     if (l->expert_slots > most)
@@ -261,7 +262,8 @@ static void size_streamed(const colibri_image *image, const colibri_limits *l, s
     set(s, COLIBRI_BUFFER_EXPERT_SLOTS, l->expert_slots, colibri_stream_slot_bytes(image), ONCE / 2);
     s->ok = s->ok && colibri_add(s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS], alignment - own,
                                  &s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS]);
-    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, colibri_cache_bytes(image->expert_count, l->expert_slots), ONCE);
+    struct colibri_expert_cache cache = colibri_stream_cache(image, l);
+    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, colibri_cache_bytes(&cache), ONCE);
 #endif
     (void)image;
     (void)l;
@@ -395,7 +397,7 @@ static bool plan_with(const colibri_image *image, struct sizes *s, colibri_plan_
 }
 
 #if COLIBRI_WITH_STREAMING
-/* As many slots as there is room for, the fewest when there is none; then the policy for so many. */
+/* As many slots as there is room for, the fewest when there is none. */
 static void choose_slots(const colibri_image *image, struct sizes *s, colibri_plan_result *plan, struct pass *p)
 {
     colibri_limits *l = &plan->limits;
@@ -413,9 +415,6 @@ static void choose_slots(const colibri_image *image, struct sizes *s, colibri_pl
     l->expert_slots = given ? l->expert_slots : low;
     plan->slots_per_layer = colibri_cache_per_layer(l->expert_slots, image->moe_layers, least);
     plan->slot_bytes = (uint32_t)colibri_stream_slot_bytes(image);
-    if (l->policy == 0)
-        l->policy = l->expert_slots / image->moe_layers < 2 * least && l->expert_slots < image->expert_count
-                        ? COLIBRI_POLICY_FREQUENCY : COLIBRI_POLICY_LRU;
 }
 #endif
 

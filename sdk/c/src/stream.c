@@ -53,6 +53,18 @@ uint32_t colibri_stream_least(const colibri_image *image)
     return image->config.top_k < each ? image->config.top_k : each;
 }
 
+struct colibri_expert_cache colibri_stream_cache(const colibri_image *image, const colibri_limits *limits)
+{
+    uint32_t least = colibri_stream_least(image);
+    return (struct colibri_expert_cache){
+        .layers = image->moe_layers,
+        .each = image->config.experts - image->config.identities,
+        .slot_count = limits->expert_slots,
+        .policy = limits->policy,
+        .shared = colibri_cache_per_layer(limits->expert_slots, image->moe_layers, least) == 0,
+    };
+}
+
 /* A record on its way. */
 struct record {
     const struct engine *engine;
@@ -231,28 +243,21 @@ static colibri_status map_dense(struct engine *e, const colibri_section *dense, 
     return COLIBRI_OK;
 }
 
-/* Marks the pinned experts. Beside them each set keeps room for what one token uses. */
+/* Marks the pinned experts, the hottest first, as long as their sets have room. */
 static colibri_status pin(const struct engine *e, colibri_error *error)
 {
-    const struct colibri_expert_cache *c = &e->cache;
     const colibri_platform *p = &e->platform;
     if (p->pin_count != 0 && p->pins == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, 0, 0);
     for (uint32_t i = 0; i < p->pin_count; i++) {
-        uint32_t layer = p->pins[i] >> 16, expert = p->pins[i] & 0xFFFFu, first, end, pinned = 0;
+        uint32_t layer = p->pins[i] >> 16, expert = p->pins[i] & 0xFFFFu;
         colibri_layer kind = {.ffn = 0};
         if (layer < e->image->config.layers)
             colibri_image_layer(e->image, layer, &kind);
-        if (!(kind.ffn & COLIBRI_FFN_MOE) || expert >= c->each)
+        if (!(kind.ffn & COLIBRI_FFN_MOE) || expert >= e->cache.each)
             return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, i, 0);
-        uint32_t index = colibri_first_expert(e->image, layer) + expert;
-        c->uses[index] = COLIBRI_PINNED;
-        colibri_cache_set(c, index, &first, &end);
-        for (uint32_t x = 0; x < c->layers * c->each; x++)
-            pinned += c->uses[x] == COLIBRI_PINNED && (c->shared || x / c->each == index / c->each);
-        if (pinned != c->each && pinned + colibri_stream_least(e->image) > end - first)
-            return colibri_fail(error, COLIBRI_ERR_LIMIT, 8, e->limits.expert_slots,
-                                e->limits.expert_slots + pinned + colibri_stream_least(e->image) - (end - first));
+        (void)colibri_cache_pin(&e->cache, colibri_first_expert(e->image, layer) + expert,
+                                colibri_stream_least(e->image));
     }
     return COLIBRI_OK;
 }
@@ -260,7 +265,6 @@ static colibri_status pin(const struct engine *e, colibri_error *error)
 colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
 {
     const colibri_image *image = e->image;
-    const colibri_config *c = &image->config;
     colibri_section dense;
     (void)colibri_find_section(image, COLIBRI_SECTION_WEIGHTS, &dense);
     e->weights_from = dense.offset;
@@ -273,13 +277,7 @@ colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
     e->slots = e->buffers[COLIBRI_BUFFER_EXPERT_SLOTS];
     e->slots += (0 - (uintptr_t)e->slots) & (colibri_record_alignment(image) - 1u); /* the plan has room for it */
     e->slot_bytes = (size_t)colibri_stream_slot_bytes(image);
-    e->cache = (struct colibri_expert_cache){
-        .layers = image->moe_layers,
-        .each = c->experts - c->identities,
-        .slot_count = e->limits.expert_slots,
-        .policy = e->limits.policy,
-        .shared = colibri_cache_per_layer(e->limits.expert_slots, image->moe_layers, colibri_stream_least(image)) == 0,
-    };
+    e->cache = colibri_stream_cache(image, &e->limits);
     colibri_cache_init(&e->cache, e->buffers[COLIBRI_BUFFER_EXPERT_CACHE]);
     return pin(e, error);
 }
@@ -302,6 +300,7 @@ colibri_status colibri_expert_statistics(const colibri_engine *handle, colibri_e
     stats->misses = c->state->misses;
     stats->bytes_read = c->state->bytes_read;
     stats->retries = c->state->retries;
+    stats->pinned = c->state->pinned;
 #endif
     return COLIBRI_OK;
 }

@@ -17,9 +17,11 @@ struct colibri_stream {
 };
 
 #if COLIBRI_WITH_STREAMING
-/* What the planner asks: bytes of a slot, and the fewest slots that a layer can do with. */
+/* What the planner asks: bytes of a slot, the fewest slots that a layer can do with, and the cache of so many slots
+ * and that policy, without memory. */
 uint64_t colibri_stream_slot_bytes(const colibri_image *image);
 uint32_t colibri_stream_least(const colibri_image *image);
+struct colibri_expert_cache colibri_stream_cache(const colibri_image *image, const colibri_limits *limits);
 
 /* Reads or maps what is not streamed, and empties the slots. */
 colibri_status colibri_stream_init(struct engine *e, colibri_error *error);

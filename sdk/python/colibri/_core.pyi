@@ -21,6 +21,7 @@ MAX_REGIONS: int
 MAX_BUFFERS: int
 MAX_WORKERS: int
 MAX_BATCH: int
+MAX_SLOTS: int
 
 Region = tuple[str, int, int, int]
 
@@ -111,6 +112,31 @@ class ExpertStats(TypedDict):
     misses: int
     bytes_read: int
     retries: int
+    pinned: int
+
+class ExpertCache:
+    """Numbers of experts as in the expert table. pins: hottest first, as many as have room."""
+
+    def __init__(
+        self,
+        layers: int,
+        each: int,
+        slots: int,
+        policy: int,
+        shared: bool,
+        least: int = 1,
+        pins: Sequence[int] = (),
+    ) -> None: ...
+    @property
+    def pinned(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+    @property
+    def hits(self) -> int: ...
+    @property
+    def misses(self) -> int: ...
+    def begin_token(self) -> None: ...
+    def touch(self, experts: Sequence[int]) -> list[int]: ...
 
 class NpuState(TypedDict):
     bytes: int

@@ -42,7 +42,8 @@ class ExpertStats(NamedTuple):
     """Streamed experts: slots, and what became of the experts of all steps, counted.
 
     A step asks once for each expert that any of its tokens chose.  `slots_per_layer` is 0 when
-    all layers share the slots; everything is 0 when nothing is streamed.
+    all layers share the slots; `pinned` of the engine's pins had room; everything is 0 when
+    nothing is streamed.
     """
 
     slots: int
@@ -52,6 +53,7 @@ class ExpertStats(NamedTuple):
     misses: int
     bytes_read: int
     retries: int
+    pinned: int
 
 
 class Step(NamedTuple):
@@ -172,15 +174,17 @@ class Engine:
         ``"streamed"``, ``"streamed-mapped"``: experts are read when they are needed, and only the
         rest is loaded or mapped).
     memory : int or sequence of MemoryRegion, optional
-        Bytes that the engine's own memory may have, or memory to use instead of it; the caller
-        keeps that alive.
+        Bytes that the engine's own memory may have, streamed: with the image's tables, which are
+        always in memory; or memory to use instead of it, which the caller keeps alive.
     expert_slots : int, optional
         Streamed: experts in memory at once. Default: as many as fit `memory`. Results do not
         depend on it.
     policy : {"auto", "lru", "frequency", "least-stale"}
         Streamed: which expert makes room for another. Results do not depend on it.
     pins : sequence of (layer, expert)
-        Streamed: experts that stay once they have been read.
+        Streamed: experts that stay once they have been read, the hottest first. Half of a layer's
+        slots may be pinned (of all, when layers share them), and what a token uses must fit
+        beside them; `experts` tells how many had room.
     threads : int, optional
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
@@ -321,7 +325,7 @@ class Engine:
         names = {number: name for name, number in POLICIES.items()}
         return ExpertStats(
             stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
-            stats["misses"], stats["bytes_read"], stats["retries"],
+            stats["misses"], stats["bytes_read"], stats["retries"], stats["pinned"],
         )  # fmt: skip
 
     def selftest(self) -> None:

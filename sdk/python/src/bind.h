@@ -121,5 +121,6 @@ void bind_plan(nb::module_ &m);
 void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
 void bind_recorder(nb::module_ &m);
+void bind_expert_cache(nb::module_ &m);
 void bind_probe(nb::module_ &m);
 void bind_matmul_probe(nb::module_ &m);

@@ -161,6 +161,7 @@ NB_MODULE(_core, m)
     bind_image(m);
     bind_plan(m);
     bind_recorder(m);
+    bind_expert_cache(m);
     bind_engine(m);
     bind_kernels(m);
     bind_probe(m);

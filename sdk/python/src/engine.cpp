@@ -113,16 +113,23 @@ void Engine::make_pool(uint32_t threads)
     platform.pool = colibri_posix_pool_interface(pool.get());
 }
 
-// One region of exactly the planned size, and not above `most`; the plan may take what there is.
+// One region of exactly the planned size; `most` is for it and, where only parts of the image are in memory, for the
+// image's tables, which always are. The plan may take what there is.
 void Engine::own_memory(const colibri_image &image, uint64_t most)
 {
     colibri_region region{};
     region.name = "memory";
-    region.size = most;
+    const uint64_t tables = limits.weights >= COLIBRI_WEIGHTS_STREAMED ? image.meta_bytes : 0;
+    region.size = most > tables ? most - tables : 0;
     colibri_plan_result plan{};
     plan.struct_bytes = sizeof plan;
     colibri_error error{};
-    check(name, colibri_plan(&image, &limits, &region, 1, &plan, &error), error);
+    const colibri_status status = colibri_plan(&image, &limits, &region, 1, &plan, &error);
+    if (status == COLIBRI_ERR_MEMORY) {
+        error.have = most;
+        error.need += tables;
+    }
+    check(name, status, error);
     limits = plan.limits; // with the slots that were chosen
     memory = allocate(plan.used[0]);
     const auto address = reinterpret_cast<uintptr_t>(memory.get());
@@ -224,6 +231,7 @@ nb::dict Engine::expert_stats()
     out["misses"] = s.misses;
     out["bytes_read"] = s.bytes_read;
     out["retries"] = s.retries;
+    out["pinned"] = s.pinned;
     return out;
 }
 

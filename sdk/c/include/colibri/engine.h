@@ -62,6 +62,8 @@ typedef struct colibri_expert_stats {
     uint64_t misses;
     uint64_t bytes_read;      /* records that arrived, each at its size in the expert table */
     uint64_t retries;         /* reads that were begun again after a failure */
+    uint32_t pinned;          /* of platform.pins */
+    uint32_t reserved;
 } colibri_expert_stats;
 colibri_status colibri_expert_statistics(const colibri_engine *engine, colibri_expert_stats *stats);
 

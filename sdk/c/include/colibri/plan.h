@@ -26,9 +26,13 @@ enum { COLIBRI_PROFILE_SMALL = 1, /* 16 bytes: Cortex-M, RV32 */
 enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2, COLIBRI_WEIGHTS_STREAMED = 3,
        COLIBRI_WEIGHTS_STREAMED_MAPPED = 4 };
 
-/* Which expert makes room (docs/design.md). LRU: the one used longest ago. FREQUENCY: the one used least often
- * of late, experts no longer in memory count on. LEAST_STALE: the one that its layer passed over most often,
- * then the one whose layer comes last. Results never depend on it. */
+/* Which expert makes room (docs/expert-cache.md). Results never depend on it.
+ * LRU: the one used longest ago.
+ * FREQUENCY: the one with fewest uses, then the one used longest ago. Uses count up to 31, whether the expert is in
+ *     memory or not, and are halved after 8 uses for each expert of the model; of two whose counts become equal by
+ *     that, the one that had fewer goes first.
+ * LEAST_STALE: the one that its layer passed over most often, then the one whose layer comes last, then the one
+ *     used longest ago. */
 enum { COLIBRI_POLICY_LRU = 1, COLIBRI_POLICY_FREQUENCY = 2, COLIBRI_POLICY_LEAST_STALE = 3 };
 
 typedef struct colibri_limits {
@@ -43,7 +47,8 @@ typedef struct colibri_limits {
     uint32_t expert_slots; /* STREAMED: records in memory at once, top_k .. all; 0: as many as fit the regions.
                             * From top_k a layer on, each layer has its share, the first ones those left over;
                             * fewer are shared by all layers. Cost: the largest record each */
-    uint32_t policy;    /* COLIBRI_POLICY_*; 0: FREQUENCY below 2 top_k slots a layer, else LRU */
+    uint32_t policy;    /* COLIBRI_POLICY_*; 0: FREQUENCY, which missed least wherever experts differ in how often
+                            * they are used, and as little as LRU where they do not (docs/expert-cache.md) */
 } colibri_limits;
 
 typedef struct colibri_region {

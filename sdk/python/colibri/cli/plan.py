@@ -27,9 +27,11 @@ from colibri.cli.common import (
 )
 from colibri.cli.streaming import (
     MemoryOption,
+    PinOption,
     PolicyOption,
     SlotsOption,
     memory_bytes,
+    pins_for,
     wants_streaming,
 )
 from colibri.errors import EXIT_DOES_NOT_FIT
@@ -53,26 +55,31 @@ def plan(
     memory: MemoryOption = None,
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
+    pin: PinOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
 
     Exit code 0: it fits, 1: it does not, 2: that could not be told.
     """
+    from colibri.image import Image
     from colibri.planner import plan as make_plan
 
+    opened = Image(image)
+    streamed = wants_streaming(memory, expert_slots, policy, pin=pin)
     made = make_plan(
-        image,
+        opened,
         board,
         context=context,
         batch=batch,
         workers=workers,
         kv=kv,
         pages=pages,
-        streamed=wants_streaming(memory, expert_slots, policy),
+        streamed=streamed,
         memory=memory_bytes(memory),
         expert_slots=expert_slots,
         policy=policy,
+        pins=pins_for(opened, pin) if streamed else (),
     )
     if as_json:
         emit_json(made.to_json())
@@ -95,7 +102,9 @@ def _show(made: Plan) -> None:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
     if made.fits:
         longest = f"longest context that fits: {made.max_context:,} tokens"
-        out.print(f"[bold green]fits[/]: {made.total_bytes:,} bytes for the engine; {longest}")
+        tables = f" and {made.table_bytes:,} for the image's tables" if made.experts else ""
+        size = f"{made.total_bytes:,} bytes for the engine{tables}"
+        out.print(f"[bold green]fits[/]: {size}; {longest}")
         return
     out.print(Text("does not fit", style="bold red") + Text(f": {made.advice[0]}"))
     for line in made.advice[1:]:
