@@ -96,6 +96,18 @@ static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
     return COLIBRI_OK;
 }
 
+/* Whose memory this is: the handle of the last init here. */
+static uintptr_t *owner(const struct engine *e)
+{
+    return (uintptr_t *)(void *)e->buffers[COLIBRI_BUFFER_STATE];
+}
+
+/* False too when another engine has been made in the same memory. */
+static bool alive(const struct engine *e)
+{
+    return e != NULL && e->image != NULL && *owner(e) == (uintptr_t)e;
+}
+
 colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
@@ -119,14 +131,16 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan.limits.workers, pool->workers);
     made.kernels = made.platform.kernels != NULL ? made.platform.kernels : &colibri_kernels_ref;
     status = carve(&made, &plan, regions, error);
-    if (status == COLIBRI_OK)
-        status = load_weights(&made, error);
+    if (status != COLIBRI_OK)
+        return status;
+    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, ((size_t)made.limits.sequences + 1u) * 8u);
+    status = load_weights(&made, error);
     if (status == COLIBRI_OK)
         status = colibri_offload_bind(&made, error);
     if (status != COLIBRI_OK)
         return status;
-    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, (size_t)made.limits.sequences * 8);
     *e = made;
+    *owner(e) = (uintptr_t)e;
     return COLIBRI_OK;
 }
 
@@ -135,7 +149,7 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
 /* length[s], then saved[s] for taking a failed call back */
 static uint32_t *lengths(const struct engine *e)
 {
-    return (uint32_t *)(void *)e->buffers[COLIBRI_BUFFER_STATE];
+    return (uint32_t *)(void *)(e->buffers[COLIBRI_BUFFER_STATE] + 8);
 }
 
 struct step {
@@ -388,7 +402,7 @@ static void take_back(const struct engine *e, uint32_t *length, const uint32_t *
 colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch, colibri_error *error)
 {
     struct engine *e = colibri_engine_of(handle);
-    if (e == NULL || e->image == NULL)
+    if (!alive(e))
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
     if (batch == NULL || batch->count == 0 || batch->tokens == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, 0, 1);
@@ -415,7 +429,7 @@ colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch,
 colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
 {
     struct engine *e = colibri_engine_of(handle);
-    if (e == NULL || e->image == NULL)
+    if (!alive(e))
         return COLIBRI_ERR_ARGUMENT;
     if (sequence >= e->limits.sequences)
         return COLIBRI_ERR_SEQUENCE;
@@ -426,9 +440,7 @@ colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
 uint32_t colibri_length(const colibri_engine *handle, uint32_t sequence)
 {
     const struct engine *e = (const struct engine *)(const void *)handle;
-    return e != NULL && e->image != NULL && sequence < e->limits.sequences &&
-                   lengths(e)[sequence] != BROKEN
-               ? lengths(e)[sequence] : 0;
+    return alive(e) && sequence < e->limits.sequences && lengths(e)[sequence] != BROKEN ? lengths(e)[sequence] : 0;
 }
 
 uint64_t colibri_high_water(const colibri_engine *handle, uint32_t region)

@@ -51,8 +51,12 @@ typedef struct colibri_region {
     void *base;       /* aligned to the profile; colibri_plan ignores it */
     uint64_t size;
     uint32_t rank;    /* 0 is the fastest */
-    uint32_t reserved;
+    uint32_t use;     /* COLIBRI_REGION_* */
 } colibri_region;
+
+/* What may lie in a region. WORK: only what no engine keeps from one call to the next, activations above all, so
+ * that engines may share the memory. At least one region of a plan must be for ANY. */
+enum { COLIBRI_REGION_ANY = 0, COLIBRI_REGION_WORK = 1 };
 
 typedef struct colibri_buffer {
     uint32_t kind;    /* colibri_buffer_name tells */
@@ -81,6 +85,14 @@ typedef struct colibri_plan_result {
 colibri_status colibri_plan(const colibri_image *image, const colibri_limits *limits,
                             const colibri_region *regions, uint32_t region_count,
                             colibri_plan_result *plan, colibri_error *error);
+
+/* The regions in which another image can be planned while the planned one stays: of each region the part that
+ * plan's engine uses during its calls only, as WORK, then what it leaves free. Engines that share a part must not
+ * infer at the same time; nothing else binds them. May be repeated with the plan made in `left`, for a third image.
+ * regions: those of plan. left: COLIBRI_MAX_REGIONS entries. All images have the same profile.
+ * Errors: ARGUMENT; LIMIT when the parts are too many: have = COLIBRI_MAX_REGIONS, need = how many there are. */
+colibri_status colibri_plan_beside(const colibri_plan_result *plan, const colibri_region *regions,
+                                   colibri_region *left, uint32_t *left_count, colibri_error *error);
 
 /* Longest context that fits with these limits, 0 when none does. limits->context is ignored. */
 uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limits *limits,
