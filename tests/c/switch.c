@@ -248,8 +248,8 @@ static void refused(void)
     for (uint32_t i = 0; i < COLIBRI_MAX_REGIONS; i++)
         many[i] = (colibri_region){.size = i + 1 < COLIBRI_MAX_REGIONS ? 64 : UINT64_MAX / 2, .rank = i};
     plan_in(&models[0], many, COLIBRI_MAX_REGIONS, &plan);
-    EXPECT(colibri_plan_beside(&plan, many, left, &count, &error) == COLIBRI_ERR_LIMIT);
-    EXPECT(error.have == COLIBRI_MAX_REGIONS && error.need == count && count > COLIBRI_MAX_REGIONS);
+    EXPECT(colibri_plan_beside(&plan, many, left, &count, &error) == COLIBRI_ERR_ARGUMENT);
+    EXPECT(error.where == 2 && error.have == count && error.need == COLIBRI_MAX_REGIONS && count > error.need);
     EXPECT(colibri_plan_beside(NULL, many, left, &count, &error) == COLIBRI_ERR_ARGUMENT);
 }
 

@@ -4,6 +4,11 @@
 #include "colibri/plan.h"
 #include "fail.h"
 
+int colibri_buffer_keeps(uint32_t kind)
+{
+    return colibri_buffer_kept(kind);
+}
+
 /* Part of a region; one without an address has parts without. */
 static colibri_region part_of(const colibri_region *whole, uint64_t offset, uint64_t size, uint32_t use)
 {
@@ -47,5 +52,5 @@ colibri_status colibri_plan_beside(const colibri_plan_result *plan, const colibr
     }
     *left_count = count;
     return count <= COLIBRI_MAX_REGIONS
-               ? COLIBRI_OK : colibri_fail(error, COLIBRI_ERR_LIMIT, 0, COLIBRI_MAX_REGIONS, count);
+               ? COLIBRI_OK : colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, count, COLIBRI_MAX_REGIONS);
 }

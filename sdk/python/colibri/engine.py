@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
 from colibri.accelerator import FakeNpu
+from colibri.arena import Arena, MemoryRegion
 from colibri.errors import EngineError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
@@ -27,15 +28,6 @@ EVENT = np.dtype(
     [("kind", "<u4"), ("layer", "<u4"), ("index", "<u4"), ("count", "<u4"),
      ("bytes", "<u8"), ("work", "<u8")]
 )  # fmt: skip
-
-
-class MemoryRegion(NamedTuple):
-    """Memory that the caller gives an engine and keeps alive while it is used."""
-
-    name: str
-    address: int
-    size: int
-    rank: int = 0
 
 
 class ExpertStats(NamedTuple):
@@ -148,12 +140,12 @@ class Engine:
         Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``,
         ``"streamed"``, ``"streamed-mapped"``: experts are read when they are needed, and only the
         rest is loaded or mapped).
-    memory : int or sequence of MemoryRegion, optional
-        Bytes that the engine's own memory may have, or memory to use instead of it; the caller
-        keeps that alive.
+    memory : int, Arena or sequence of MemoryRegion, optional
+        Bytes that the engine's own memory may have, or memory to use instead of it: an arena,
+        beside the engines there, or regions that the caller keeps alive.
     expert_slots : int, optional
-        Streamed: experts in memory at once. Default: as many as fit `memory`. Results do not
-        depend on it.
+        Streamed: experts in memory at once. Default: as many as fit `memory`, which in an arena
+        is all that is left. Results do not depend on it.
     policy : {"auto", "lru", "frequency", "least-stale"}
         Streamed: which expert makes room for another. Results do not depend on it.
     pins : sequence of (layer, expert)
@@ -185,7 +177,7 @@ class Engine:
         sequences: int = 1,
         profile: str = "wide",
         weights: str = "mapped",
-        memory: int | Sequence[MemoryRegion] | None = None,
+        memory: int | Arena | Sequence[MemoryRegion] | None = None,
         expert_slots: int | None = None,
         policy: str = "auto",
         pins: Sequence[tuple[int, int]] = (),
@@ -199,28 +191,35 @@ class Engine:
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
             profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
         )  # fmt: skip
-        regions, most = None, 2**62
-        if isinstance(memory, int):
-            most = memory
-        elif memory is not None:
-            regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        most = memory if isinstance(memory, int) else 2**62
         if weights.startswith("streamed"):
             self.image.read_ahead()
         npu = None
         if accelerator is not None:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
-        try:
-            self.core = _core.Engine(
+
+        def make(
+            regions: Sequence[MemoryRegion] | None, beside: _core.Engine | None = None
+        ) -> _core.Engine:
+            return _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
-                [layer << 16 | expert for layer, expert in pins], most,
+                [layer << 16 | expert for layer, expert in pins], most, beside,
             )  # fmt: skip
+
+        try:
+            if isinstance(memory, Arena):
+                self.core = memory.place(self.image.core, make)
+            else:
+                regions = None if memory is None or isinstance(memory, int) else memory
+                self.core = make(regions and [MemoryRegion(*region) for region in regions])
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
         except MemoryError:
             raise EngineError(
                 "this machine has not that much memory", hint="ask for less"
             ) from None
+        self.memory = memory  # lives as long as the engine
         self.context = context or self.image.context
         self.vocabulary = self.image.vocabulary
 

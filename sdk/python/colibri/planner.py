@@ -174,11 +174,11 @@ def plan(
     )  # fmt: skip
     there = board_memory(target, opened, pages, streamed=streamed)
     if memory is not None:
-        there = replace(there, regions=tuple(_at_most(memory, there.regions)))
+        there = replace(there, regions=tuple(at_most(memory, there.regions)))
     return _Planner(opened, target, there, limits).plan()
 
 
-def _at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
+def at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
     """The regions cut to `size` bytes in all, fast ones first."""
     left = size
     given = {}
@@ -196,7 +196,7 @@ class _Planner:
         self, image: Image, board: Board, memory: BoardMemory, limits: _core.Limits
     ) -> None:
         self.image, self.board, self.memory = image, board, memory
-        self.regions = memory.regions or (_used_up(board),)
+        self.regions = memory.regions or (used_up(board),)
         self.limits = limits
 
     def plan(self) -> Plan:
@@ -208,7 +208,7 @@ class _Planner:
         longest = 0
         if not self.memory.problem:  # with other contexts, other slots may be what fits
             longest = self._max_context(_changed(self.limits, expert_slots=asked))
-        buffers = tuple(_buffer(row) for row in result["buffers"])
+        buffers = tuple(buffer_of(row) for row in result["buffers"])
         lack = self.memory.lack or self._lack(shortage, buffers)
         return Plan(
             board=self.board.id,
@@ -216,13 +216,13 @@ class _Planner:
             total_bytes=result["total_bytes"],
             max_context=longest,
             regions=tuple(self._map(result["buffers"] if fits else [])),
-            limits=_limits_json(self.limits),
+            limits=limits_json(self.limits),
             alignment=result["alignment"],
             memory=self.memory,
             advice=() if lack is None else tuple(self._advice(lack, longest)),
             unplaced=() if fits else buffers,
             lack=lack,
-            experts=_experts(self.image, result),
+            experts=streamed_experts(self.image, result),
         )
 
     def _lack(
@@ -251,7 +251,7 @@ class _Planner:
             for row in placed:
                 arena = self.memory.regions[row[1]]
                 if arena.name == region.name:
-                    buffer = _buffer(row)
+                    buffer = buffer_of(row)
                     origin = arena.address - region.base
                     rows.append(replace(buffer, offset=origin + buffer.offset))
             rows.sort(key=lambda row: row.offset)
@@ -292,7 +292,7 @@ class _Planner:
             batch //= 2
 
 
-def _used_up(board: Board) -> FreeRegion:
+def used_up(board: Board) -> FreeRegion:
     """Stands for the RAM of a board that is taken to the last byte: no bytes of its largest."""
     ram = [region for region in board.regions if region.writable]
     largest = max(ram, key=lambda region: region.usable)
@@ -303,7 +303,7 @@ def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:
     return _core.Limits(**{**{name: getattr(limits, name) for name in LIMITS[1:]}, **changes})
 
 
-def _limits_json(limits: _core.Limits) -> dict[str, Any]:
+def limits_json(limits: _core.Limits) -> dict[str, Any]:
     profiles = {number: name for name, number in _core.PROFILES.items()}
     return {
         "context": limits.context,
@@ -315,7 +315,7 @@ def _limits_json(limits: _core.Limits) -> dict[str, Any]:
     }
 
 
-def _experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
+def streamed_experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
     limits, per_layer = result["limits"], result["slots_per_layer"]
     if not limits.expert_slots:
         return None
@@ -334,7 +334,7 @@ def _experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
     }
 
 
-def _buffer(row: tuple[int, int, int, int, int]) -> Buffer:
+def buffer_of(row: tuple[int, int, int, int, int]) -> Buffer:
     """A row of the C planner, with the reason for its place: how often its bytes are touched."""
     kind, _, offset, size, touched = row
     times = touched / size

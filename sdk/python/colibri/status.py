@@ -41,6 +41,7 @@ _LAYOUT_OFFSET = 12
 _BINDINGS = 8
 _NO_EXPERT = 0xFFFF0000
 _BACKEND_MEMORY = 2
+MEMORY = 20
 CHECKSUM = 44
 BACKEND = 61
 
@@ -76,6 +77,10 @@ def _limit_hint(s: RuntimeStatus) -> str | None:
 
 
 def _argument(s: RuntimeStatus) -> str:
+    if s.where == 1:
+        return "the engine's memory has been given to another"
+    if s.need:
+        return f"argument {s.where} of the runtime call has {s.have} entries"
     return f"argument {s.where} of the runtime call is missing or contradictory"
 
 
@@ -172,7 +177,7 @@ def _no_hint(_: RuntimeStatus) -> None:
 
 
 _RULES: dict[int, _Rule] = {
-    1: _Rule(EngineError, _argument, _no_hint),
+    1: _Rule(EngineError, _argument, lambda s: f"at most {s.need}" if s.need else None),
     2: _Rule(EngineError, lambda s: f"token {s.have} at index {s.where} is not in the vocabulary",
              lambda s: f"use 0 .. {s.need - 1}" if s.need else None),
     3: _Rule(EngineError, lambda s: f"sequence {s.have} at index {s.where} is unknown",

@@ -11,6 +11,9 @@
 
 namespace {
 
+// Why calls without an error of their own fail.
+constexpr colibri_error no_engine{COLIBRI_ERR_ARGUMENT, 1, 0, 0};
+
 struct DestroyPool {
     void operator()(colibri_posix_pool *pool) const { colibri_posix_pool_destroy(pool); }
 };
@@ -190,7 +193,7 @@ Array<double> Engine::time_infer(Vector<uint32_t> tokens, uint32_t step)
 
 void Engine::reset(uint32_t sequence)
 {
-    check(name, alone([&] { return colibri_reset(&engine, sequence); }), {});
+    check(name, alone([&] { return colibri_reset(&engine, sequence); }), no_engine);
 }
 
 uint32_t Engine::length(uint32_t sequence)
@@ -222,7 +225,7 @@ nb::dict Engine::expert_stats()
 {
     colibri_expert_stats s{};
     s.struct_bytes = sizeof s;
-    check(name, alone([&] { return colibri_expert_statistics(&engine, &s); }), {});
+    check(name, alone([&] { return colibri_expert_statistics(&engine, &s); }), no_engine);
     nb::dict out;
     out["slots"] = s.slots;
     out["slots_per_layer"] = s.slots_per_layer;
@@ -307,7 +310,7 @@ nb::tuple route_topk(Vector<float> scores, uint32_t top_k, uint32_t router, uint
 
 void bind_engine(nb::module_ &m)
 {
-    nb::class_<Engine>(m, "Engine")
+    nb::class_<Engine>(m, "Engine", nb::is_weak_referenceable())
         .def(nb::init<const Image &, const colibri_limits &,
                       const std::optional<RegionList> &, const std::string &, uint32_t, bool,
                       const std::optional<NpuTuple> &, Recorder *, const std::vector<uint32_t> &, uint64_t, const Engine *>(),

@@ -90,7 +90,8 @@ colibri_status colibri_plan(const colibri_image *image, const colibri_limits *li
  * plan's engine uses during its calls only, as WORK, then what it leaves free. Engines that share a part must not
  * infer at the same time; nothing else binds them. May be repeated with the plan made in `left`, for a third image.
  * regions: those of plan. left: COLIBRI_MAX_REGIONS entries. All images have the same profile.
- * Errors: ARGUMENT; LIMIT when the parts are too many: have = COLIBRI_MAX_REGIONS, need = how many there are. */
+ * Plan the image first whose calls use most: all that the others' calls use can then be shared.
+ * Errors: ARGUMENT, with where 2 when the parts are too many: have = how many, need = COLIBRI_MAX_REGIONS. */
 colibri_status colibri_plan_beside(const colibri_plan_result *plan, const colibri_region *regions,
                                    colibri_region *left, uint32_t *left_count, colibri_error *error);
 
@@ -101,6 +102,9 @@ uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limi
 /* "kv_cache", "scores", ... and one line on what it holds; "?" for unknown kinds. */
 const char *colibri_buffer_name(uint32_t kind);
 const char *colibri_buffer_purpose(uint32_t kind);
+
+/* 1 when a buffer holds something between calls, 0 when it may be shared. */
+int colibri_buffer_keeps(uint32_t kind);
 
 #ifdef __cplusplus
 }
