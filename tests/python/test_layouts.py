@@ -522,6 +522,43 @@ def test_too_many_shards_say_what_would_do(tmp_path: Path) -> None:
     assert 2 < len(image.files) <= 23
 
 
+def test_companions_of_the_image_before_do_not_stay(tmp_path: Path) -> None:
+    """By its tables and its name: not what only looks like them, nor a copy's, nor an input."""
+    source = ck.GOLDEN / "qwen2_moe"
+    image = packed(tmp_path / "a", "sharded", source)
+    shards = len(Image(image).paths) - 1
+    assert shards > 2
+    foreign = image.with_name(f"m.colibri.{shards + 1}")
+    foreign.write_bytes(b"mine")
+    copy = image.with_name("copy.colibri")  # of the core: its companions keep the other's name
+    shutil.copy(image, copy)
+    pack(source, image, quant="q4", placement=placement("hybrid"))
+    assert sorted(path.name for path in image.parent.iterdir()) == [
+        "copy.colibri", "m.colibri", "m.colibri.1", foreign.name
+    ]  # fmt: skip
+    Image(image).verify()
+    pack(source, image, quant="q4")
+    assert sorted(path.name for path in image.parent.iterdir()) == [
+        "copy.colibri", "m.colibri", foreign.name
+    ]  # fmt: skip
+
+    other = packed(tmp_path / "b", "sharded", source)
+    copy = other.with_name("copy.colibri")
+    shutil.copy(other, copy)
+    pack(source, copy, quant="q4")  # its companions are named after the other image
+    convert(Image(other), other.with_name("again.colibri"), placement("monolithic"))
+    Image(other).verify()
+    shutil.copy(other, copy)
+    convert(copy, other, placement("monolithic"))  # reads what it would remove
+    Image(copy).verify()
+
+    third = packed(tmp_path / "c", "sharded", source)
+    third.with_name("m.colibri.2").write_bytes(b"broken")  # no whole image: nothing is known
+    pack(source, third, quant="q4")
+    assert third.with_name("m.colibri.3").exists()
+    assert third.with_name("m.colibri.2").read_bytes() == b"broken"
+
+
 def test_the_input_is_not_written_over(copy: Path, tmp_path: Path) -> None:
     before = content(copy)
     with pytest.raises(PackError, match="is an input of this conversion"):
