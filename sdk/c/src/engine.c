@@ -122,7 +122,7 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
         return status;
     if (!fp_environment_ok())
         return colibri_fail(error, COLIBRI_ERR_FP_ENV, 0, 0, 0);
-    struct engine *e = colibri_engine_of(handle), made = {.image = image};
+    struct engine *e = colibri_engine_of(handle), made = {.image = image, .error = error};
     if (platform != NULL)
         memcpy(&made.platform, platform, platform->struct_bytes < sizeof made.platform
                                              ? platform->struct_bytes : sizeof made.platform);
@@ -136,9 +136,10 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
     memset(made.buffers[COLIBRI_BUFFER_STATE], 0, ((size_t)made.limits.sequences + 1u) * 8u);
     status = load_weights(&made, error);
     if (status == COLIBRI_OK)
-        status = colibri_offload_bind(&made, error);
+        status = colibri_offload_bind(&made);
     if (status != COLIBRI_OK)
         return status;
+    made.error = NULL;
     *e = made;
     *owner(e) = (uintptr_t)e;
     return COLIBRI_OK;

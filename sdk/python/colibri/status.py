@@ -97,8 +97,7 @@ def _unsupported(s: RuntimeStatus) -> str:
     if s.where == LIMITS.index("weights"):
         return "the weights cannot be used where they lie: the storage does not map"
     if s.where == _BINDINGS:
-        why = "streamed weights do not go with" if s.need else "this build leaves out"
-        return f"{s.have} experts are bound to a backend, which {why}"
+        return f"{s.have} experts are bound to a backend, which this build leaves out"
     if s.where == _LAYOUT_OFFSET:
         return f"image layout {s.have} (sharded or hybrid) is not read by this build"
     if s.where >> 16 or s.where in _core.ROLES.values():
@@ -110,8 +109,6 @@ def _unsupported(s: RuntimeStatus) -> str:
 def _unsupported_hint(s: RuntimeStatus) -> str:
     if s.where == LIMITS.index("weights"):
         return "load them into memory (weights='loaded' or 'streamed')"
-    if s.where == _BINDINGS and s.need:
-        return "load the weights (weights='loaded')"
     if s.where == _LAYOUT_OFFSET:
         return "make it one file: colibri convert IMAGE -o FILE --layout monolithic"
     return "build the library with it"

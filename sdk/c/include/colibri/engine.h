@@ -26,8 +26,9 @@ typedef struct colibri_engine {
  *
  * Errors: those of colibri_plan, ALIGNMENT, FP_ENV, STORAGE (weights LOADED),
  * UNSUPPORTED when weights are MAPPED and the storage cannot map (where 7), or when experts are bound and
- * this build leaves backends out or weights are STREAMED (where 8). STREAMED: CHECKSUM as colibri_verify. Bindings: ARGUMENT with have = index of a wrong one (where 6),
- * BACKEND when a backend refuses an expert. */
+ * this build leaves backends out (where 8). STREAMED: CHECKSUM as colibri_verify. Bindings: ARGUMENT with
+ * have = index of a wrong one (where 6), BACKEND when a backend refuses an expert; STREAMED also STORAGE and
+ * CORRUPT, as colibri_infer. */
 colibri_status colibri_init(colibri_engine *engine, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
