@@ -39,7 +39,7 @@ enum {
 /* Whether it holds anything between calls. The others are lent to the images beside this one. */
 static inline bool colibri_buffer_kept(uint32_t kind)
 {
-    return kind == COLIBRI_BUFFER_STATE || kind >= COLIBRI_BUFFER_RECURRENT;
+    return kind - 1u >= COLIBRI_BUFFER_RECURRENT - 1u; /* the state, too */
 }
 
 #endif

@@ -96,10 +96,12 @@ static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
     return COLIBRI_OK;
 }
 
+enum { OWNER = 8 }; /* bytes in front of the state */
+
 /* Whose memory this is: the handle of the last init here. */
 static uintptr_t *owner(const struct engine *e)
 {
-    return (uintptr_t *)(void *)e->buffers[COLIBRI_BUFFER_STATE];
+    return (uintptr_t *)(void *)(e->buffers[COLIBRI_BUFFER_STATE] - OWNER);
 }
 
 /* False too when another engine has been made in the same memory. */
@@ -133,7 +135,8 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
     status = carve(&made, &plan, regions, error);
     if (status != COLIBRI_OK)
         return status;
-    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, ((size_t)made.limits.sequences + 1u) * 8u);
+    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, OWNER + (size_t)made.limits.sequences * 8);
+    made.buffers[COLIBRI_BUFFER_STATE] += OWNER;
     status = load_weights(&made, error);
     if (status == COLIBRI_OK)
         status = colibri_offload_bind(&made);
@@ -150,7 +153,7 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
 /* length[s], then saved[s] for taking a failed call back */
 static uint32_t *lengths(const struct engine *e)
 {
-    return (uint32_t *)(void *)(e->buffers[COLIBRI_BUFFER_STATE] + 8);
+    return (uint32_t *)(void *)e->buffers[COLIBRI_BUFFER_STATE];
 }
 
 struct step {

@@ -335,14 +335,15 @@ static void order(const struct sizes *s, colibri_plan_result *plan, bool large_f
 /* In each region what is kept lies before what is not, so that the latter is one stretch to lend. */
 static void lay_out(colibri_plan_result *plan)
 {
-    memset(plan->used, 0, sizeof plan->used);
+    uint64_t *used = plan->used;
+    memset(used, 0, sizeof plan->used);
     for (uint32_t pass = 0; pass < 2; pass++)
         for (uint32_t i = 0; i < plan->buffer_count; i++) {
             colibri_buffer *b = &plan->buffers[i];
-            if (colibri_buffer_kept(b->kind) != (pass == 0))
+            if (colibri_buffer_kept(b->kind) == pass)
                 continue;
-            b->offset = plan->used[b->region];
-            plan->used[b->region] += b->bytes;
+            b->offset = used[b->region];
+            used[b->region] = b->offset + b->bytes;
         }
 }
 
