@@ -25,7 +25,6 @@ from colibri import (
     cli,
     plan,
 )
-from colibri.accelerator import FakeNpu
 from colibri.engine import POLICIES
 from colibri.errors import PackError
 from colibri.experts.pins import pins_of_image, pins_of_trace
@@ -248,11 +247,6 @@ def test_memory_that_is_none_is_refused(demo: Image) -> None:
 def test_slots_without_streaming_are_refused(demo: Image) -> None:
     with pytest.raises(PlanError, match="'expert_slots' is 8; leave it out, or stream"):
         Engine(demo, 8, expert_slots=8)
-
-
-def test_streamed_experts_cannot_be_bound(demo: Image) -> None:
-    with pytest.raises(ImageError, match=r"1 experts are bound .* streamed weights .*'loaded'"):
-        Engine(demo, 8, weights="streamed", accelerator=FakeNpu([(0, 1)], 1 << 20))
 
 
 def test_random_regions_hold_as_many_slots_as_fit(demo: Image) -> None:

@@ -169,6 +169,13 @@ void colibri_stream_start(struct colibri_stream *s, struct colibri_dispatch *d)
     fill(s, d);
 }
 
+/* Gives back what has been computed. */
+static void release(struct colibri_stream *s, const struct colibri_dispatch *d)
+{
+    for (; s->released < s->done; s->released++)
+        colibri_cache_release(&d->engine->cache, d->first + s->experts[s->released]);
+}
+
 /* After a failure: every read is waited for, so that nobody writes into a slot that others get. */
 static void abandon(const struct colibri_stream *s, const struct colibri_dispatch *d)
 {
@@ -184,10 +191,30 @@ static void abandon(const struct colibri_stream *s, const struct colibri_dispatc
     }
 }
 
+void colibri_stream_abandon(struct colibri_stream *s, const struct colibri_dispatch *d)
+{
+    release(s, d);
+    abandon(s, d);
+}
+
+colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert)
+{
+    const struct colibri_expert_cache *c = &d->engine->cache;
+    if (!colibri_streams(d->engine) || colibri_cache_hold(c, d->first + expert))
+        return COLIBRI_OK;
+    if (colibri_cache_take(c, d->first + expert) == COLIBRI_NO_SLOT) /* cannot be: as in colibri_stream_next */
+        return colibri_fail(d->engine->error, COLIBRI_ERR_LIMIT, 8, c->slot_count, 0);
+    struct record r = record_in(d, expert);
+    begin(&r, 1);
+    colibri_status status = arrive(&r);
+    if (status != COLIBRI_OK)
+        colibri_cache_drop(c, r.slot);
+    return status;
+}
+
 bool colibri_stream_next(struct colibri_stream *s, struct colibri_dispatch *d, colibri_status *status)
 {
-    for (; s->released < s->done; s->released++)
-        colibri_cache_release(&d->engine->cache, d->first + s->experts[s->released]);
+    release(s, d);
     fill(s, d);
     if (s->done == s->count)
         return false;
@@ -272,8 +299,6 @@ colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
                                                                           : map_dense(e, &dense, error);
     if (status != COLIBRI_OK || e->limits.expert_slots == 0)
         return status; /* or a model without experts */
-    if (e->platform.binding_count != 0)
-        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 8, e->platform.binding_count, COLIBRI_WEIGHTS_LOADED);
     e->slots = e->buffers[COLIBRI_BUFFER_EXPERT_SLOTS];
     e->slots += (0 - (uintptr_t)e->slots) & (colibri_record_alignment(image) - 1u); /* the plan has room for it */
     e->slot_bytes = (size_t)colibri_stream_slot_bytes(image);

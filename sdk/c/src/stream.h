@@ -39,6 +39,13 @@ void colibri_stream_start(struct colibri_stream *s, struct colibri_dispatch *d);
 /* Puts the next expert that was missing on the list, alone, once it is there. False when there is none left,
  * or when it could not be had: then nothing is under way any more, and status says why. */
 bool colibri_stream_next(struct colibri_stream *s, struct colibri_dispatch *d, colibri_status *status);
+
+/* After a failure elsewhere: nothing is under way any more, every slot is given back. */
+void colibri_stream_abandon(struct colibri_stream *s, const struct colibri_dispatch *d);
+
+/* At init: brings one expert into a slot, to be given back with colibri_cache_release. Nothing to do when
+ * experts are not streamed. STORAGE or CORRUPT when it could not be had. */
+colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert);
 #else
 static inline colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
 {
@@ -60,6 +67,17 @@ static inline bool colibri_stream_next(struct colibri_stream *s, struct colibri_
 {
     (void)s, (void)d, (void)status;
     return false;
+}
+
+static inline void colibri_stream_abandon(struct colibri_stream *s, const struct colibri_dispatch *d)
+{
+    (void)s, (void)d;
+}
+
+static inline colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert)
+{
+    (void)d, (void)expert;
+    return COLIBRI_OK;
 }
 #endif
 

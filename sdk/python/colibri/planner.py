@@ -184,12 +184,12 @@ def plan(
     tables = opened.meta_bytes if streamed else 0
     if memory is not None:
         room = max(memory - tables, 0)
-        there = replace(there, regions=tuple(_at_most(room, there.regions)))
+        there = replace(there, regions=tuple(at_most(room, there.regions)))
     planner = _Planner(opened, target, there, limits, pins)
     return replace(planner.plan(memory), table_bytes=tables)
 
 
-def _at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
+def at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
     """The regions cut to `size` bytes in all, fast ones first."""
     left = size
     given = {}
@@ -208,7 +208,7 @@ class _Planner:
         pins: Sequence[Pin],
     ) -> None:  # fmt: skip
         self.image, self.board, self.memory = image, board, memory
-        self.regions = memory.regions or (_used_up(board),)
+        self.regions = memory.regions or (used_up(board),)
         self.limits, self.pins = limits, pins
 
     def plan(self, size: int | None) -> Plan:
@@ -221,7 +221,7 @@ class _Planner:
         longest = 0
         if not self.memory.problem:  # with other contexts, other slots may be what fits
             longest = self._max_context(_changed(self.limits, expert_slots=asked))
-        buffers = tuple(_buffer(row) for row in result["buffers"])
+        buffers = tuple(buffer_of(row) for row in result["buffers"])
         lack = self.memory.lack or self._lack(shortage, buffers)
         return Plan(
             board=self.board.id,
@@ -229,13 +229,13 @@ class _Planner:
             total_bytes=result["total_bytes"],
             max_context=longest,
             regions=tuple(self._map(result["buffers"] if fits else [])),
-            limits=_limits_json(self.limits),
+            limits=limits_json(self.limits),
             alignment=result["alignment"],
             memory=self.memory,
             advice=() if lack is None else tuple(self._advice(lack, longest, size)),
             unplaced=() if fits else buffers,
             lack=lack,
-            experts=_experts(self.image, result, asked_policy, self.pins),
+            experts=streamed_experts(self.image, result, asked_policy, self.pins),
         )
 
     def _lack(
@@ -264,7 +264,7 @@ class _Planner:
             for row in placed:
                 arena = self.memory.regions[row[1]]
                 if arena.name == region.name:
-                    buffer = _buffer(row)
+                    buffer = buffer_of(row)
                     origin = arena.address - region.base
                     rows.append(replace(buffer, offset=origin + buffer.offset))
             rows.sort(key=lambda row: row.offset)
@@ -322,7 +322,7 @@ class _Planner:
             yield f"--expert-slots {result['limits'].expert_slots} fits"
 
 
-def _used_up(board: Board) -> FreeRegion:
+def used_up(board: Board) -> FreeRegion:
     """Stands for the RAM of a board that is taken to the last byte: no bytes of its largest."""
     ram = [region for region in board.regions if region.writable]
     largest = max(ram, key=lambda region: region.usable)
@@ -333,7 +333,7 @@ def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:
     return _core.Limits(**{**{name: getattr(limits, name) for name in LIMITS[1:]}, **changes})
 
 
-def _limits_json(limits: _core.Limits) -> dict[str, Any]:
+def limits_json(limits: _core.Limits) -> dict[str, Any]:
     profiles = {number: name for name, number in _core.PROFILES.items()}
     return {
         "context": limits.context,
@@ -345,7 +345,7 @@ def _limits_json(limits: _core.Limits) -> dict[str, Any]:
     }
 
 
-def _experts(
+def streamed_experts(
     image: Image, result: _core.PlanResult, asked: int, pins: Sequence[Pin]
 ) -> dict[str, Any] | None:
     """`asked`: the policy that was given, 0 for none."""
@@ -388,7 +388,7 @@ def _reasons(
         yield f"the {kept} hottest are pinned, half of the slots where a token fits beside them"
 
 
-def _buffer(row: tuple[int, int, int, int, int]) -> Buffer:
+def buffer_of(row: tuple[int, int, int, int, int]) -> Buffer:
     """A row of the C planner, with the reason for its place: how often its bytes are touched."""
     kind, _, offset, size, touched = row
     times = touched / size
