@@ -34,7 +34,12 @@ LIMITS = (
     "weights",
     "expert_slots",
     "policy",
+    "prefetch",
+    "balance",
+    "prefer_cached",
 )
+#: Those that only streamed experts have a use for.
+_OF_STREAMING = tuple(map(LIMITS.index, ("expert_slots", "prefetch", "prefer_cached")))
 _CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
@@ -70,8 +75,9 @@ def _limit(s: RuntimeStatus) -> str:
 
 def _limit_hint(s: RuntimeStatus) -> str | None:
     if not s.need:
-        slots = s.where == LIMITS.index("expert_slots")
-        return "leave it out, or stream experts (weights='streamed')" if slots else None
+        if s.where in _OF_STREAMING:
+            return "leave it out, or stream experts (weights='streamed', --expert-slots)"
+        return "leave it out: the model has no experts, or this build no such router"
     return f"at most {s.need}" if s.need < s.have else f"at least {s.need}"
 
 
