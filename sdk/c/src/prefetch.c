@@ -69,16 +69,18 @@ static bool choose(const struct engine *e, uint32_t layer, const colibri_layer *
                               g->weights) == COLIBRI_OK;
 }
 
-/* Begins the reads of what was guessed and is not there. What was guessed and is there does not make room. */
+/* Begins the reads of what was guessed and is not there, the best first: half of what a token chooses, because later
+ * guesses are worse. What was guessed and is there does not make room. */
 static void begin(const struct engine *e, struct colibri_prefetch *p, const uint16_t *ids)
 {
     const struct colibri_expert_cache *c = &e->cache;
-    uint32_t top_k = e->image->config.top_k;
+    uint32_t top_k = e->image->config.top_k, most = (top_k + 1) / 2;
+    most = most < COLIBRI_PREFETCHES ? most : COLIBRI_PREFETCHES;
     p->count = p->done = 0;
     for (uint32_t k = 0; k < top_k; k++)
         if (ids[k] < c->each)
             colibri_cache_guard(c, p->first + ids[k]);
-    for (uint32_t k = 0; k < top_k && p->count < COLIBRI_PREFETCHES; k++) {
+    for (uint32_t k = 0; k < top_k && p->count < most; k++) {
         if (ids[k] >= c->each || colibri_cache_take(c, p->first + ids[k]) == COLIBRI_NO_SLOT)
             continue;
         struct colibri_record r = colibri_record_in(e, p->layer, p->first, ids[k]);
