@@ -110,7 +110,9 @@ def main() -> None:
     if options.json:
         print(json.dumps({"ratios": RATIOS, "rows": rows}, indent=1))
         return
-    print("slots  hits off  on     guesses used  bytes a token off  on     time off / on at", *RATIOS)
+    print(
+        "slots  hits off  on     guesses used  bytes a token off  on     time off / on at", *RATIOS
+    )
     for each in rows:
         off, on = each["hit_rate"]
         before, after = each["bytes_a_token"]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ from colibri.accelerator import FakeNpu
 from colibri.errors import EngineError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
+from colibri.routing import routing_options
 from colibri.sampling import Sampler, Sampling
 
 #: One trace event, as colibri_event lies in memory.
@@ -322,8 +323,16 @@ class Engine:
             stats["prefetched_used"], stats["prefetched_wasted_bytes"],
         )  # fmt: skip
 
+    @property
+    def routing(self) -> dict[str, Any] | None:
+        """What changes the choice of experts (`colibri.routing`); None: the model's own router."""
+        return routing_options(self.core.limits)
+
     def selftest(self) -> None:
-        """Runs the image's golden vector; EngineError when the numbers differ."""
+        """Runs the image's golden vector through the model's own router.
+
+        EngineError when the numbers differ.
+        """
         self.core.selftest()
 
     def take_trace(self) -> NDArray[np.void]:
