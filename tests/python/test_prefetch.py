@@ -166,7 +166,7 @@ def test_guesses_meet_every_fault(
 
 def test_guesses_without_streaming_are_refused(demo_image: Callable[[str], Path]) -> None:
     image = Image(demo_image("q4"))
-    with pytest.raises(PlanError, match=r"'prefetch' is 2; leave it out, or stream .*slots"):
+    with pytest.raises(PlanError, match=r"'prefetch' is 1; leave it out, or stream .*slots"):
         Engine(image, 8, prefetch=True)
     made: Any = plan(image, "raspberry-pi-zero-2w", 64, streamed=True, prefetch=True).experts
     assert made["prefetch"] is True

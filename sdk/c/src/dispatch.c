@@ -343,6 +343,14 @@ colibri_status colibri_mixture_route(struct colibri_mixture *m, const struct eng
     return status;
 }
 
+colibri_status colibri_mixture_route_early(struct colibri_mixture *m, const struct engine *e, uint32_t layer)
+{
+    const uint32_t columns = e->image->config.hidden;
+    struct activations hidden = {.values = colibri_floats(e, COLIBRI_BUFFER_HIDDEN), .columns = columns,
+                                 .stride = columns, .rows = e->tokens};
+    return colibri_mixture_route(m, e, layer, &hidden);
+}
+
 colibri_status colibri_mixture_run(struct colibri_mixture *m, struct activations *in)
 {
     struct colibri_dispatch *d = &m->dispatch;

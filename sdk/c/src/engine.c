@@ -126,9 +126,9 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
         status = colibri_offload_bind(&made, error);
     if (status != COLIBRI_OK)
         return status;
+    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, (size_t)made.limits.sequences * 8);
+    colibri_preference_init(&made);
     *e = made;
-    for (uint32_t s = 0; s < e->limits.sequences; s++)
-        (void)colibri_reset(handle, s);
     return COLIBRI_OK;
 }
 
@@ -265,15 +265,6 @@ static colibri_status feed(const struct engine *e, uint32_t l, const colibri_lay
     return status;
 }
 
-/* A router that reads the layer's input: what is missing is on its way while the mixer runs. */
-static colibri_status route_early(const struct engine *e, uint32_t l, struct colibri_mixture *m)
-{
-    const uint32_t columns = e->image->config.hidden;
-    struct activations hidden = {.values = colibri_floats(e, COLIBRI_BUFFER_HIDDEN), .columns = columns,
-                                 .stride = columns, .rows = e->tokens};
-    return colibri_mixture_route(m, e, l, &hidden);
-}
-
 /* hidden += mixer(norm(hidden)); hidden += ffn(norm(hidden)) */
 static colibri_status layer(const struct engine *e, uint32_t l, struct activations *normed)
 {
@@ -285,7 +276,7 @@ static colibri_status layer(const struct engine *e, uint32_t l, struct activatio
     colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
     mixture.dispatch.engine = NULL; /* not routed */
     if (kind.flags & COLIBRI_LAYER_EARLY_ROUTER)
-        status = route_early(e, l, &mixture);
+        status = colibri_mixture_route_early(&mixture, e, l);
     if (status == COLIBRI_OK)
         status = mix(e, l, &kind, normed);
     if (status == COLIBRI_OK)

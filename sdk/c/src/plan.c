@@ -64,26 +64,21 @@ static uint32_t most_slots(const colibri_image *image)
 }
 #endif
 
-/* Routing that goes by more than the scores. */
-static colibri_status check_preference(const colibri_image *image, const colibri_limits *l, colibri_error *error)
+/* Reads on a guess and what routers go by, where a model has experts for it; 0: leave it out. */
+static colibri_status fill_routing(const colibri_image *image, colibri_limits *l, colibri_error *error)
 {
-    bool there = COLIBRI_WITH_PREFERENCE && image->moe_layers != 0;
-    uint32_t balance = there ? COLIBRI_MAX_BALANCE : 0;
-    uint32_t cached = there && streams(l) ? COLIBRI_MAX_PREFER_CACHED : 0;
-    if (l->balance > balance)
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 11, l->balance, balance);
-    if (l->prefer_cached > cached)
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 12, l->prefer_cached, cached);
-    return COLIBRI_OK;
-}
-
-static colibri_status fill_prefetch(const colibri_image *image, colibri_limits *l, colibri_error *error)
-{
-    bool there = COLIBRI_WITH_PREFETCH && streams(l) && image->moe_layers != 0;
+    bool experts = image->moe_layers != 0;
     l->prefetch = l->prefetch == 0 ? COLIBRI_PREFETCH_OFF : l->prefetch;
-    if (l->prefetch > (there ? COLIBRI_PREFETCH_ON : COLIBRI_PREFETCH_OFF))
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 10, l->prefetch, there ? COLIBRI_PREFETCH_ON : 0);
-    return check_preference(image, l, error);
+    const uint32_t asked[] = {l->prefetch - COLIBRI_PREFETCH_OFF, l->balance, l->prefer_cached};
+    const uint32_t most[] = {
+        COLIBRI_WITH_PREFETCH && streams(l) && experts ? COLIBRI_PREFETCH_ON - COLIBRI_PREFETCH_OFF : 0,
+        COLIBRI_WITH_PREFERENCE && experts ? COLIBRI_MAX_BALANCE : 0,
+        COLIBRI_WITH_PREFERENCE && streams(l) && experts ? COLIBRI_MAX_PREFER_CACHED : 0,
+    };
+    for (uint32_t i = 0; i < 3; i++)
+        if (asked[i] > most[i])
+            return colibri_fail(error, COLIBRI_ERR_LIMIT, 10 + i, asked[i], most[i]);
+    return COLIBRI_OK;
 }
 
 /* Slots, which may be left to the placement, and the policy. */
@@ -133,7 +128,7 @@ static colibri_status fill_limits(const colibri_image *image, const colibri_limi
     if (l->weights > MOST_WEIGHTS)
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 7, l->weights, MOST_WEIGHTS);
     colibri_status status = fill_slots(image, l, error);
-    return status == COLIBRI_OK ? fill_prefetch(image, l, error) : status;
+    return status == COLIBRI_OK ? fill_routing(image, l, error) : status;
 }
 
 /* Smallest and largest group of the image's quantised tensors; 0 when it has none. */
@@ -255,7 +250,7 @@ static void size_ffn(const colibri_image *image, const colibri_limits *l, struct
     uint32_t ffn = larger(routed, l->batch * inner);
     groups(image, &small, &large);
     if (c->experts != 0) {
-        bool preference = l->balance != 0 || l->prefer_cached != 0; /* a row more */
+        bool preference = COLIBRI_WITH_PREFERENCE && (l->balance != 0 || l->prefer_cached != 0); /* a row more */
         set(s, COLIBRI_BUFFER_ROUTER, l->batch + preference, c->experts * 4u, busy);
         set(s, COLIBRI_BUFFER_ROUTES, slots, 6, busy);
         set(s, COLIBRI_BUFFER_DISPATCH, slots * 2 + c->experts * 2 + 1, 2, busy);

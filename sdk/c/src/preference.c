@@ -33,6 +33,12 @@ static uint8_t *runs_of(const struct engine *e, uint32_t sequence)
     return e->buffers[COLIBRI_BUFFER_STATE] + (size_t)e->limits.sequences * 8u + sequence * sequence_bytes(e->image);
 }
 
+void colibri_preference_init(const struct engine *e)
+{
+    for (uint32_t s = 0; s < e->limits.sequences; s++)
+        colibri_preference_reset(e, s);
+}
+
 static void copy(const struct engine *e, bool back)
 {
     size_t bytes = sequence_bytes(e->image) * e->limits.sequences;

@@ -21,7 +21,8 @@ struct colibri_preference {
 /* Bytes of a sequence behind the lengths in the state buffer. */
 uint64_t colibri_preference_bytes(const colibri_image *image, const colibri_limits *limits);
 
-/* A call begins; it has failed: choices in a row as they were; a sequence is forgotten. */
+/* No choices yet; a call begins; it has failed: choices in a row as they were; a sequence is forgotten. */
+void colibri_preference_init(const struct engine *e);
 void colibri_preference_save(const struct engine *e);
 void colibri_preference_take_back(const struct engine *e);
 void colibri_preference_reset(const struct engine *e, uint32_t sequence);
@@ -40,6 +41,11 @@ const float *colibri_preference_add(const struct colibri_preference *p, const co
 colibri_status colibri_route(const colibri_config *config, const float *selection, const struct colibri_preference *p,
                              float *scores, uint16_t *ids, float *weights);
 #else
+static inline void colibri_preference_init(const struct engine *e)
+{
+    (void)e;
+}
+
 static inline void colibri_preference_save(const struct engine *e)
 {
     (void)e;

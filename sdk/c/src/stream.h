@@ -31,6 +31,9 @@ struct colibri_mixture {
 colibri_status colibri_mixture_route(struct colibri_mixture *m, const struct engine *e, uint32_t layer,
                                      struct activations *in);
 
+/* dispatch.c: the same of a router that reads the layer's input; its reads are under way while the mixer runs. */
+colibri_status colibri_mixture_route_early(struct colibri_mixture *m, const struct engine *e, uint32_t layer);
+
 /* dispatch.c: in.values become the output. After a failure nothing of the layer is under way. */
 colibri_status colibri_mixture_run(struct colibri_mixture *m, struct activations *in);
 
