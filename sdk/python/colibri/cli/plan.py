@@ -26,12 +26,16 @@ from colibri.cli.common import (
     table,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     MemoryOption,
     PinOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
     pins_for,
+    wants_prefetch,
     wants_streaming,
 )
 from colibri.errors import EXIT_DOES_NOT_FIT
@@ -56,6 +60,9 @@ def plan(
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
     pin: PinOption = None,
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -66,7 +73,7 @@ def plan(
     from colibri.planner import plan as make_plan
 
     opened = Image(image)
-    streamed = wants_streaming(memory, expert_slots, policy, pin=pin)
+    streamed = wants_streaming(memory, expert_slots, policy, prefetch, pin=pin)
     made = make_plan(
         opened,
         board,
@@ -80,6 +87,9 @@ def plan(
         expert_slots=expert_slots,
         policy=policy,
         pins=pins_for(opened, pin) if streamed else (),
+        prefetch=wants_prefetch(prefetch),
+        balance=balance_router,
+        prefer_cached=prefer_cached,
     )
     if as_json:
         emit_json(made.to_json())
@@ -100,6 +110,8 @@ def _show(made: Plan) -> None:
     out.print(Text(f"limits: {limits}", style="dim"))
     if made.experts:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
+    if made.routing:
+        out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
         longest = f"longest context that fits: {made.max_context:,} tokens"
         tables = f" and {made.table_bytes:,} for the image's tables" if made.experts else ""
