@@ -43,9 +43,10 @@ class ExpertStats(NamedTuple):
     """Streamed experts: slots, and what became of the experts of all steps, counted.
 
     A step asks once for each expert that any of its tokens chose; a hit is in memory or on its way
-    by then.  `slots_per_layer` is 0 when all layers share the slots; `pinned` of the engine's
-    pins had room; everything is 0 when nothing is streamed.  `prefetched` reads were begun before their layer's router had spoken; of them,
-    `prefetched_used` were of experts that it then chose, and the others are wasted bytes.
+    by then.  `slots_per_layer` is 0 when all layers share the slots; `pinned` of the engine's pins
+    had room; everything is 0 when nothing is streamed.  `prefetched` reads were begun before their
+    layer's router had spoken; of them, `prefetched_used` were of experts that it then chose, and
+    the others are wasted bytes.
     """
 
     slots: int
