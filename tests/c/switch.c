@@ -9,11 +9,6 @@
 
 #include "support.h"
 
-#define EXPECT(condition)                                             \
-    do {                                                              \
-        if (!(condition)) stop(1, "line %d: %s", __LINE__, #condition); \
-    } while (0)
-
 enum { CONTEXT = 24, PAINT = 0xC5, ALIGNMENT = 64, MARGIN = 4096 };
 
 static uint32_t allocations;

@@ -45,8 +45,10 @@ static uint32_t first_slot(const struct colibri_expert_cache *c, uint32_t set)
 uint64_t colibri_cache_bytes(const struct colibri_expert_cache *c)
 {
     uint32_t links = queues_of(c, set_count(c)), experts = c->layers * c->each;
-    return sizeof(struct colibri_cache_state) + (uint64_t)c->slot_count * (uint32_t)sizeof(struct colibri_slot) +
-           (uint64_t)links * (uint32_t)sizeof(struct colibri_link) + (uint64_t)experts * 3u;
+    uint64_t bytes = sizeof(struct colibri_cache_state) +
+                     (uint64_t)c->slot_count * (uint32_t)sizeof(struct colibri_slot) +
+                     (uint64_t)links * (uint32_t)sizeof(struct colibri_link) + (uint64_t)experts * 3u;
+    return (bytes + 7u) & ~(uint64_t)7;
 }
 
 static void leave(const struct colibri_expert_cache *c, uint32_t slot)
@@ -174,6 +176,8 @@ static uint32_t first_to_go(const struct colibri_expert_cache *c, uint32_t set)
     bool any = c->policy != COLIBRI_POLICY_LEAST_STALE;
     for (uint32_t i = queue; i < end; i++) {
         uint32_t slot = c->links[i].after;
+        while (slot != i && c->slots[slot].state == COLIBRI_SLOT_IN_USE) /* guarded: waits, but does not go */
+            slot = c->links[slot].after;
         if (slot == i)
             continue;
         if (any || i == queue)
@@ -221,16 +225,45 @@ void colibri_cache_drop(const struct colibri_expert_cache *c, uint32_t slot)
     append(c, queues_of(c, set_of(c, expert)), slot, slot);
 }
 
+/* The queue that an expert's slot waits in. */
+static uint32_t queue_of(const struct colibri_expert_cache *c, uint32_t expert)
+{
+    uint32_t queue = queues_of(c, set_of(c, expert)) + 1;
+    if (c->policy == COLIBRI_POLICY_FREQUENCY)
+        return queue + c->uses[expert];
+    return queue + (c->policy == COLIBRI_POLICY_LEAST_STALE && c->shared ? expert / c->each : 0);
+}
+
 void colibri_cache_release(const struct colibri_expert_cache *c, uint32_t expert)
 {
-    uint32_t slot = c->places[expert], queue = queues_of(c, set_of(c, expert)) + 1;
+    uint32_t slot = c->places[expert];
     c->slots[slot].state = COLIBRI_SLOT_RESIDENT;
-    if (c->uses[expert] == COLIBRI_PINNED)
-        return;
-    if (c->policy == COLIBRI_POLICY_FREQUENCY)
-        queue += c->uses[expert];
-    else if (c->policy == COLIBRI_POLICY_LEAST_STALE && c->shared)
-        queue += expert / c->each;
-    append(c, queue, slot, slot);
+    if (c->uses[expert] != COLIBRI_PINNED)
+        append(c, queue_of(c, expert), slot, slot);
+}
+
+void colibri_cache_keep(const struct colibri_expert_cache *c, uint32_t slot)
+{
+    uint32_t expert = c->slots[slot].expert;
+    c->slots[slot].state = COLIBRI_SLOT_RESIDENT;
+    if (c->uses[expert] != COLIBRI_PINNED) /* before the first of its queue */
+        append(c, c->links[queue_of(c, expert)].after, slot, slot);
+}
+
+static void change(const struct colibri_expert_cache *c, uint32_t expert, uint16_t from, uint16_t to)
+{
+    uint32_t slot = c->places[expert];
+    if (slot != COLIBRI_NO_SLOT && c->slots[slot].state == from)
+        c->slots[slot].state = to;
+}
+
+void colibri_cache_guard(const struct colibri_expert_cache *c, uint32_t expert)
+{
+    change(c, expert, COLIBRI_SLOT_RESIDENT, COLIBRI_SLOT_IN_USE);
+}
+
+void colibri_cache_unguard(const struct colibri_expert_cache *c, uint32_t expert)
+{
+    change(c, expert, COLIBRI_SLOT_IN_USE, COLIBRI_SLOT_RESIDENT);
 }
 #endif

@@ -66,7 +66,7 @@ struct colibri_expert_cache {
 enum { COLIBRI_MOST_USES = 31, COLIBRI_PINNED = 0xFF };
 
 /* All functions want layers, each, slot_count, policy and shared set: at most COLIBRI_MAX_SLOTS slots, 1024
- * layers, 2^24 experts. This one needs no more. */
+ * layers, 2^24 experts. This one needs no more, and is a multiple of 8. */
 uint64_t colibri_cache_bytes(const struct colibri_expert_cache *c);
 
 /* Sets of slots: one a layer from `least` slots a layer on, else one for all. */
@@ -93,5 +93,12 @@ uint32_t colibri_cache_take(const struct colibri_expert_cache *c, uint32_t exper
 void colibri_cache_arrive(const struct colibri_expert_cache *c, uint32_t slot);
 void colibri_cache_drop(const struct colibri_expert_cache *c, uint32_t slot);
 void colibri_cache_release(const struct colibri_expert_cache *c, uint32_t expert);
+
+/* LOADING -> RESIDENT: read on a guess and not used, so the first to go. */
+void colibri_cache_keep(const struct colibri_expert_cache *c, uint32_t slot);
+
+/* RESIDENT -> IN_USE and back, without a use: it does not make room meanwhile. Nothing for other states. */
+void colibri_cache_guard(const struct colibri_expert_cache *c, uint32_t expert);
+void colibri_cache_unguard(const struct colibri_expert_cache *c, uint32_t expert);
 
 #endif

@@ -69,6 +69,9 @@ class Limits:
         weights: int = 0,
         expert_slots: int = 0,
         policy: int = 0,
+        prefetch: int = 0,
+        balance: int = 0,
+        prefer_cached: int = 0,
     ) -> None: ...
     @property
     def sequences(self) -> int: ...
@@ -88,6 +91,12 @@ class Limits:
     def expert_slots(self) -> int: ...
     @property
     def policy(self) -> int: ...
+    @property
+    def prefetch(self) -> int: ...
+    @property
+    def balance(self) -> int: ...
+    @property
+    def prefer_cached(self) -> int: ...
 
 class PlanResult(TypedDict):
     shortage: tuple[int, int, int] | None
@@ -118,6 +127,9 @@ class ExpertStats(TypedDict):
     bytes_read: int
     retries: int
     pinned: int
+    prefetched: int
+    prefetched_used: int
+    prefetched_wasted_bytes: int
 
 class ExpertCache:
     """Numbers of experts as in the expert table. pins: hottest first, as many as have room."""

@@ -136,6 +136,9 @@ def plan_together(
     memory: int | None = None,
     expert_slots: int | None = None,
     policy: str = "auto",
+    prefetch: bool | None = None,
+    balance: int | None = None,
+    prefer_cached: float | None = None,
 ) -> JointPlan:
     """Plans images that stay in a board's memory together, so that switching costs nothing.
 
@@ -143,7 +146,8 @@ def plan_together(
     ----------
     images : sequence of Image or path
         The models, at least one; the same one twice is two engines.
-    board, context, batch, workers, kv, pages, streamed, memory, expert_slots, policy
+    board, context, batch, workers, kv, pages, streamed, memory, expert_slots, policy, prefetch,
+    balance, prefer_cached
         As `colibri.plan` takes them, for each image.  Streamed images need `expert_slots`: the
         first would take all there is.
 
@@ -169,6 +173,7 @@ def plan_together(
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
         weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+        prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
     )  # fmt: skip
     there = board_memory(target, opened, pages, streamed=streamed)
     if memory is not None:

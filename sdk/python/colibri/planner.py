@@ -18,10 +18,11 @@ from typing import Any
 from colibri import _core
 from colibri.board_memory import BoardMemory, FreeRegion, board_memory
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, POLICIES, make_limits
+from colibri.engine import KV_TYPES, POLICIES, PREFETCH, make_limits
 from colibri.errors import DoesNotFitError, Lack, PlanError
 from colibri.experts.pins import Pin, pinned
 from colibri.image import Image
+from colibri.routing import routing_options
 from colibri.status import LIMITS
 
 SCHEMA = 1
@@ -73,10 +74,12 @@ class Plan:
         Limits in effect.
     experts : dict, optional
         When they are streamed: slots, slots a layer (0: shared by all), bytes of a slot, policy,
-        how many are pinned, and why it is so.
+        whether it reads on a guess, how many are pinned, and why it is so.
     table_bytes : int
         Of the image's tables when experts are streamed, else 0: they are in memory beside the
         engine.
+    routing : dict, optional
+        What changes the choice of experts (`colibri.routing`).
     """
 
     board: str
@@ -92,6 +95,7 @@ class Plan:
     lack: Lack | None = None
     experts: dict[str, Any] | None = None
     table_bytes: int = 0
+    routing: dict[str, Any] | None = None
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -115,6 +119,7 @@ class Plan:
             "limits": self.limits,
             "experts": self.experts,
             "table_bytes": self.table_bytes,
+            "routing": self.routing,
             "alignment": self.alignment,
             "advice": list(self.advice),
             "unplaced": [vars(buffer) for buffer in self.unplaced],
@@ -139,6 +144,9 @@ def plan(
     expert_slots: int | None = None,
     policy: str = "auto",
     pins: Sequence[Pin] = (),
+    prefetch: bool | None = None,
+    balance: int | None = None,
+    prefer_cached: float | None = None,
 ) -> Plan:
     """Plans an image on a board.
 
@@ -161,7 +169,7 @@ def plan(
     memory : int, optional
         Bytes that the engine may take in all, streamed: with the image's tables. Default: what
         the board has.
-    expert_slots, policy, pins : optional
+    expert_slots, policy, pins, prefetch, balance, prefer_cached : optional
         As `Engine` takes them. Default: as many slots as fit.
 
     Raises
@@ -179,6 +187,7 @@ def plan(
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
         weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+        prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
     )  # fmt: skip
     there = board_memory(target, opened, pages, streamed=streamed)
     tables = opened.meta_bytes if streamed else 0
@@ -236,6 +245,7 @@ class _Planner:
             unplaced=() if fits else buffers,
             lack=lack,
             experts=streamed_experts(self.image, result, asked_policy, self.pins),
+            routing=routing_options(self.limits),
         )
 
     def _lack(
@@ -359,6 +369,7 @@ def streamed_experts(
         "slots_per_layer": per_layer,
         "slot_bytes": result["slot_bytes"],
         "policy": policy,
+        "prefetch": limits.prefetch == PREFETCH[True],
         "pinned": kept,
         "why": "; ".join(_reasons(image, limits.expert_slots, per_layer, policy, asked, kept)),
     }

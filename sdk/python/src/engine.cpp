@@ -242,6 +242,9 @@ nb::dict Engine::expert_stats()
     out["bytes_read"] = s.bytes_read;
     out["retries"] = s.retries;
     out["pinned"] = s.pinned;
+    out["prefetched"] = s.prefetched;
+    out["prefetched_used"] = s.prefetched_used;
+    out["prefetched_wasted_bytes"] = s.prefetched_wasted_bytes;
     return out;
 }
 

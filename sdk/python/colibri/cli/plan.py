@@ -28,12 +28,16 @@ from colibri.cli.common import (
     table,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     MemoryOption,
     PinOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
     pins_for,
+    wants_prefetch,
     wants_streaming,
 )
 from colibri.errors import EXIT_DOES_NOT_FIT, PlanError
@@ -62,6 +66,9 @@ def plan(
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
     pin: PinOption = None,
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -76,7 +83,7 @@ def plan(
     from colibri.planner import plan as plan_one
 
     made: Plan | JointPlan
-    streamed = wants_streaming(memory, expert_slots, policy, pin=pin)
+    streamed = wants_streaming(memory, expert_slots, policy, prefetch, pin=pin)
     limits: dict[str, Any] = {
         "board": board,
         "context": context,
@@ -88,6 +95,9 @@ def plan(
         "memory": memory_bytes(memory),
         "expert_slots": expert_slots,
         "policy": policy,
+        "prefetch": wants_prefetch(prefetch),
+        "balance": balance_router,
+        "prefer_cached": prefer_cached,
     }
     if len(images) == 1:
         opened = Image(images[0])
@@ -117,6 +127,8 @@ def _show(made: Plan) -> None:
     out.print(Text(f"limits: {limits}", style="dim"))
     if made.experts:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
+    if made.routing:
+        out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
         longest = f"longest context that fits: {made.max_context:,} tokens"
         tables = f" and {made.table_bytes:,} for the image's tables" if made.experts else ""

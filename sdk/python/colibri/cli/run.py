@@ -34,13 +34,17 @@ from colibri.cli.requests import (
     build_request,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     DirectOption,
     MemoryOption,
     PinOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
     pins_for,
+    wants_prefetch,
     wants_streaming,
 )
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, generate
@@ -77,6 +81,9 @@ def run(
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
     pin: PinOption = None,
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     direct: DirectOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -84,7 +91,7 @@ def run(
     from colibri.engine import Engine
     from colibri.image import Image
 
-    streamed = wants_streaming(memory, expert_slots, policy, direct, pin)
+    streamed = wants_streaming(memory, expert_slots, policy, prefetch, direct, pin)
     opened = Image(image, map=not streamed, pages=pages)
     request = build_request(
         opened,
@@ -113,6 +120,9 @@ def run(
         expert_slots=expert_slots,
         policy=policy,
         pins=pins_for(opened, pin) if streamed else (),
+        prefetch=wants_prefetch(prefetch),
+        balance=balance_router,
+        prefer_cached=prefer_cached,
     )
     tokenizer = opened.tokenizer if opened.has_tokenizer else None
     writer = None if as_json else TextWriter(tokenizer)
@@ -122,6 +132,8 @@ def run(
         note(_summary(done, engine, workers), style="dim")
         if streamed:
             note(_experts_summary(engine), style="dim")
+        if engine.routing:
+            note(engine.routing["note"], style="dim")
         if pages == "huge":
             note(f"pages: {opened.pages}", style="dim")
     else:
@@ -148,6 +160,7 @@ def _run_fields(done: Generation, engine: Engine, workers: int, streamed: bool) 
         "pages": _pages_fields(engine.image.pages),
         "memory": {"engine_bytes": arena, "table_bytes": tables, "bytes": arena + tables},
         "experts": engine.experts._asdict() if engine.experts.slots else None,
+        "routing": engine.routing,
         "measured": {
             "prefill_tok_s": _rate(done.prompt_tokens, done.prefill_seconds),
             "decode_tok_s": _rate(done.decode_steps, done.decode_seconds),
@@ -183,11 +196,17 @@ def _experts_summary(engine: Engine) -> str:
     experts = engine.experts
     asked = experts.hits + experts.misses
     pinned = f", {experts.pinned} of them for pinned experts" if experts.pinned else ""
+    guessed = ""
+    if experts.prefetched:
+        guessed = (
+            f", {experts.prefetched} reads on a guess of which {experts.prefetched_used} were used"
+            f" and {experts.prefetched_wasted_bytes:,} bytes wasted"
+        )
     return (
         f"experts: {experts.slots} slots{pinned}, {experts.policy} · counted: {experts.hits} hits, "
         f"{experts.misses} misses ({experts.hits / max(asked, 1):.1%} hits), "
-        f"{experts.bytes_read:,} bytes read · engine {engine.high_water():,} bytes, tables of the "
-        f"image {engine.image.meta_bytes:,}"
+        f"{experts.bytes_read:,} bytes read{guessed} · engine {engine.high_water():,} bytes, "
+        f"tables of the image {engine.image.meta_bytes:,}"
     )
 
 
