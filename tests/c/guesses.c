@@ -157,13 +157,13 @@ static void check_old_struct(const colibri_limits *limits)
 {
     colibri_engine engine;
     colibri_expert_stats stats;
-    const uint32_t old = (uint32_t)offsetof(colibri_expert_stats, prefetched);
+    const uint32_t old = (uint32_t)offsetof(colibri_expert_stats, retries) + 8u; /* where the first ones end */
     make_engine(&engine, &image, limits);
     memset(&stats, 0x5A, sizeof stats);
     stats.struct_bytes = old;
     CHECK(colibri_expert_statistics(&engine, &stats) == COLIBRI_OK);
     CHECK(stats.struct_bytes == old && stats.slots == limits->expert_slots && stats.hits == 0);
-    CHECK(stats.prefetched == 0x5A5A5A5A5A5A5A5Au);
+    CHECK(stats.prefetched_wasted_bytes == 0x5A5A5A5A5A5A5A5Au);
     stats.struct_bytes = old - 1;
     CHECK(colibri_expert_statistics(&engine, &stats) == COLIBRI_ERR_ARGUMENT);
 }
