@@ -172,6 +172,7 @@ class View:
                 "experts": trace.experts,
                 "top_k": trace.top_k,
                 "record_bytes": list(trace.record_bytes),
+                "balance_router": trace.balance_router,
             },
             "pin": str(self.pin) if self.pin else None,
             "rows": [self._row_fields(each) for each in self.outcomes],
@@ -256,6 +257,9 @@ class View:
             f"pinned: the hottest of this same trace in half of the slots, {AUTOMATIC} in the "
             "others; nobody knows them beforehand, so never called best; --pin takes another trace",
         ]  # fmt: skip
+        if trace.balance_router is not None:
+            lines.append(f"choices are those of a load-balancing router ({trace.balance_router} "
+                         "in a row), not the model's own")  # fmt: skip
         if self.timing is not None:
             lines.append(
                 f"time predicted, likely (interval): {_ms(self.timing.compute)} with all weights "
