@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What one instruction does to the stack pointer, in words that every CPU shares.
+
+A decoder turns an instruction into a `Step`: where control goes next, and *effects* on registers.
+Only two kinds of register content matter, and all others are unknown: a constant, and the stack
+pointer at the function's entry plus a constant.  That is enough to follow ``sub sp, sp, r3`` behind
+``movw r3, #5000`` and ``mov sp, fp`` behind an alloca.
+
+Code addresses of Arm carry the Thumb bit, as in pointers to functions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, auto
+
+SP = "sp"
+#: Stands for the caller's address: in the link register at entry, and in what is popped.
+RETURN = -1
+
+
+class Flow(Enum):
+    """Where control goes behind an instruction."""
+
+    NEXT = auto()
+    JUMP = auto()  # to ``target``: an address, or a register
+    CALL = auto()  # the same, and comes back
+    TABLE = auto()  # to one of ``targets``, or, when there are none, to one that is not known
+    RETURN = auto()
+    STOP = auto()  # a trap: nothing follows
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """``register`` becomes: see `kind`.
+
+    ``set`` value; ``add`` source + value; ``sum`` source + other << value; ``difference``
+    source - (other << value); ``mask`` source & value; ``shift`` source << value; ``insert`` the
+    16 bits of value at bit ``at``; ``pop`` what may be the return address; ``kill`` unknown.
+    """
+
+    kind: str
+    register: str
+    source: str = ""
+    value: int = 0
+    other: str = ""
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One instruction.
+
+    ``maybe``: it is conditional, and may do nothing.  ``inline``: a jump to a helper of prologues,
+    which is followed as the function's own code.
+    """
+
+    size: int
+    flow: Flow = Flow.NEXT
+    target: int | str | None = None
+    maybe: bool = False
+    effects: tuple[Effect, ...] = ()
+    targets: tuple[int, ...] = ()
+    literal: tuple[int, int] | None = None  # first byte and end of data among the code
+    inline: bool = False
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Value:
+    """A constant, or (``on_stack``) the stack pointer at entry plus an offset."""
+
+    on_stack: bool
+    number: int
+
+
+Registers = dict[str, Value]
+
+
+def kill(*registers: str) -> tuple[Effect, ...]:
+    """Registers that hold something unknown from here on."""
+    return tuple(Effect("kill", register) for register in registers)
+
+
+def move_sp(bytes_up: int) -> tuple[Effect, ...]:
+    """The stack pointer moves; down is negative."""
+    return (Effect("add", SP, SP, bytes_up),)
+
+
+def apply(effects: tuple[Effect, ...], registers: Registers, bits: int) -> Registers:
+    """Registers behind an instruction.
+
+    The stack pointer set to a constant is another stack, on which nothing lies yet: depths count
+    from there, and what pointed into the old one is forgotten.
+    """
+    after = dict(registers)
+    for effect in effects:
+        value = _result(effect, after, (1 << bits) - 1)
+        if value is None:
+            after.pop(effect.register, None)
+        elif effect.register == SP and not value.on_stack:
+            after = {name: held for name, held in after.items() if not held.on_stack}
+            after[SP] = Value(True, 0)
+        else:
+            after[effect.register] = value
+    return after
+
+
+def _result(effect: Effect, held: Registers, mask: int) -> Value | None:
+    if effect.kind == "set":
+        return Value(False, effect.value & mask)
+    if effect.kind == "pop":
+        return Value(False, RETURN)
+    source = held.get(effect.source)
+    if source is None:
+        return None
+    if source == Value(False, RETURN):
+        return source if effect.kind == "add" and effect.value == 0 else None
+    if effect.kind == "add":
+        return _moved(source, effect.value, mask)
+    if effect.kind in ("sum", "difference"):
+        return _combined(effect, source, held.get(effect.other), mask)
+    if effect.kind == "mask":
+        return _masked(source, effect.value, mask)
+    if source.on_stack:
+        return None
+    if effect.kind == "shift":
+        return Value(False, (source.number << effect.value) & mask)
+    if effect.kind == "insert":
+        rest = source.number & ~(0xFFFF << effect.at)
+        return Value(False, (rest | effect.value << effect.at) & mask)
+    return None
+
+
+def _moved(source: Value, by: int, mask: int) -> Value:
+    number = source.number + by
+    return Value(source.on_stack, number if source.on_stack else number & mask)
+
+
+def _combined(effect: Effect, source: Value, other: Value | None, mask: int) -> Value | None:
+    if other is None or other == Value(False, RETURN):
+        return None
+    if other.on_stack:
+        if effect.kind == "sum" and not source.on_stack and effect.value == 0:
+            return _moved(other, _signed(source.number, mask), mask)
+        if effect.kind == "difference" and source.on_stack and effect.value == 0:
+            return Value(False, (source.number - other.number) & mask)
+        return None
+    by = _signed(other.number << effect.value & mask, mask)
+    return _moved(source, by if effect.kind == "sum" else -by, mask)
+
+
+def _masked(source: Value, keep: int, mask: int) -> Value | None:
+    """Rounding a stack address down takes at most the alignment less a word."""
+    if not source.on_stack:
+        return Value(False, source.number & keep & mask)
+    align = (~keep & mask) + 1
+    if align & (align - 1) or align > 1 << 16:
+        return None
+    return Value(True, source.number - max(0, align - 4))
+
+
+def _signed(number: int, mask: int) -> int:
+    return number - mask - 1 if number > mask >> 1 else number
