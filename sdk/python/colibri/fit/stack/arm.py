@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from colibri.fit.stack.disassembler import Text, capstone, number, operands
 from colibri.fit.stack.program import Program
-from colibri.fit.stack.steps import SP, Effect, Flow, Step, kill, move_sp
+from colibri.fit.stack.steps import SP, Effect, Flow, Step, forget, kill, move_sp
 
 EF_BE8 = 0x0080_0000
 LINK = "lr"
@@ -64,7 +64,10 @@ class ArmDecoder:
         if mnemonic in ("tbb", "tbh"):
             reader.entries = self._entries(address, text)
         made = reader.step()
-        return replace(made, maybe=True) if condition else made
+        if not condition:
+            return made
+        skip = self._thumb.skip(address) if thumb else self._arm_skip(address, condition)
+        return made if skip is None else replace(made, maybe=True, skip=skip)
 
     def _entries(self, address: int, text: str) -> int:
         """Of a table of branches: the comparison before it says how many, if it is still there."""
@@ -90,6 +93,26 @@ class ArmDecoder:
             return mnemonic, ""
         return mnemonic.removesuffix(_CONDITIONS[field]), _CONDITIONS[field]
 
+    def _arm_skip(self, address: int, condition: str) -> int | None:
+        """A32: the same of instructions in a row, as long as none of them sets the flags."""
+        if self._same_condition(address - 4, condition):
+            return None
+        skip = 0
+        while skip < 64 and self._same_condition(address + skip, condition):
+            skip += 4
+        last = self._arm.at(address + skip)
+        same = last is not None and self._unconditional(address + skip, last[1])[1] == condition
+        return skip if same else max(0, skip - 4)
+
+    def _same_condition(self, address: int, condition: str) -> bool:
+        """Whether an instruction has a condition and leaves the flags alone."""
+        found = self._arm.at(address)
+        if found is None:
+            return False
+        name, own = self._unconditional(address, found[1])
+        sets = name.endswith("s") or name.startswith(("cmp", "cmn", "tst", "teq", "vmrs", "bl"))
+        return own == condition and not sets
+
     def _unknown(self, address: int) -> Step | None:
         """What Capstone does not know: low-overhead loops, Helium, new system instructions.
 
@@ -103,15 +126,23 @@ class ArmDecoder:
             return Step(4, Flow.RETURN, text="subs pc, lr")
         if first >> 7 == 0x1E0 and second >> 14 == 0b11 and not second & 1 << 12:
             return _loop(address, first, second)
-        if first >> 9 & 0x77 == 0x76 or first >> 8 & 0xEF == 0xEF:  # EC.., ED.., EE.., EF.., FC..
-            back = (first & 0xF) == 13 and first >> 9 & 0x77 == 0x76 and bool(first & 0x20)
-            fields = (second >> 12, second >> 8 & 15)
-            lost = [_NAMES.get(f"r{n}", f"r{n}") for n in fields if n != 13]
-            return Step(4, effects=kill(*lost, *([SP] if back else [])), text="vector")
+        if first >> 8 & 0xEC == 0xEC:  # EC to EF, FC to FF
+            back = first >> 8 & 0xEE == 0xEC and bool(first & 0x20)  # an access, writing back
+            fields = (second >> 12, second >> 12 & 14, first >> 3 & 14 | 1, second >> 8 & 15)
+            lost = [
+                _NAMES.get(f"r{n}", f"r{n}") for n in (*fields, first & 15) if n not in (13, 15)
+            ]
+            effects = forget(*dict.fromkeys(lost))
+            return Step(4, effects=(*effects, *kill(SP)) if back and first & 15 == 13 else effects,
+                        text="vector")  # fmt: skip
         if first & 0xFFF0 == 0xEA50:  # csel and its kin
-            register = f"r{second >> 8 & 15}"
-            return Step(4, effects=kill(_NAMES.get(register, register)), text="csel")
+            return Step(4, effects=kill(_name(second >> 8 & 15)), text="csel")
         return None
+
+
+def _name(number: int) -> str:
+    """A general register as Capstone spells it."""
+    return _NAMES.get(f"r{number}", f"r{number}")
 
 
 def _loop(address: int, first: int, second: int) -> Step:
@@ -345,6 +376,9 @@ class _Reader:
             if by is None:
                 return None
             return (Effect("mask", into, source, ~by if base.startswith("bic") else by),)
+        if base == "bfc":
+            first, width = number(rest[0]) or 0, number(rest[1]) or 0
+            return (Effect("mask", into, into, ~(((1 << width) - 1) << first)),)
         if base == "lsl" and number(rest[-1]) is not None:
             source = rest[0] if len(rest) == 2 else into
             return (Effect("shift", into, source, number(rest[-1]) or 0),)

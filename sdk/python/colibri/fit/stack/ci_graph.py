@@ -37,11 +37,12 @@ class CiGraph:
     def _targets(self, node: Node, name: str, callee: str) -> list[str]:
         if callee != INDIRECT:
             return [callee]
-        patterns = self.declared.callees((name,))
-        found = [n for n in self.names for p in patterns or () if matches(p, (n,))]
-        if patterns is None or (patterns and not found):
+        callees = self.declared.callees((name,))
+        if callees is None:
             node.unknown.append("indirect call: declare it in [stack.calls]")
-        return found
+            return []
+        node.unknown += [f"no file defines the group {group}" for group in callees.missing]
+        return [n for n in self.names if any(matches(p, (n,)) for p in callees.patterns)]
 
     def find(self, pattern: str) -> list[int]:
         """Nodes that an entry's name or pattern means."""

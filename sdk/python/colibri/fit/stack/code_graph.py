@@ -132,13 +132,15 @@ class CodeGraph:
         self._add_declared(node, depth, names, f"indirect {what}: declare it in [stack.calls]")
 
     def _add_declared(self, node: Node, depth: int, names: Sequence[str], what: str) -> None:
-        patterns = self.declared.callees(names)
-        if patterns is None:
+        callees = self.declared.callees(names)
+        if callees is None:
             node.unknown.append(what)
             return
-        targets = {pointer for pattern in patterns for pointer in self._targets(pattern)}
-        if patterns and not targets:
-            node.unknown.append(f"{what}; none of {', '.join(patterns[:4])} is in this file")
+        node.unknown += [f"{what}; no file defines the group {name}" for name in callees.missing]
+        targets = {pointer for pattern in callees.patterns for pointer in self._targets(pattern)}
+        if callees.patterns and not targets and not callees.groups:
+            shown = ", ".join(callees.patterns[:4])
+            node.unknown.append(f"{what}; none of {shown} is in this file")
         for pointer in sorted(targets):
             node.edges.append(Edge(self._number(pointer), depth))
 

@@ -11,6 +11,9 @@
     "dispatch" = ["on_*"]               # functions by name
     "colibri_linear*" = ["table:colibri_kernels_*"]  # the functions that a constant table names
 
+    [stack.groups]                      # names for several of them, extended by every file
+    storage = ["flash_read"]            # then: "load_*" = ["group:storage"]
+
     [stack.frames]
     "parse" = 512                       # of a function whose own frame is not known
 
@@ -43,6 +46,7 @@ from colibri.units import parse_size
 T = TypeVar("T")
 _MOST_BYTES = 1 << 20
 _SUFFIX = re.compile(r"(\.(constprop|isra|part|cold|lto_priv|llvm|specialized)(\.\d+)?)+$")
+_GROUP = "group:"
 _TABLE = re.compile(r"table:([^\[\]]+)(?:\[(\d+)\])?")
 
 
@@ -76,9 +80,19 @@ class StackTable(_Table):
     fpu: bool | None = None
     interrupt_frame: Bytes | None = None
     calls: dict[str, list[str]] = {}
+    groups: dict[str, list[str]] = {}
     frames: dict[str, Bytes] = {}
     recursion: dict[str, Annotated[int, Field(ge=1, le=10_000)]] = {}
     entries: dict[str, EntryRule] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Callees:
+    """Patterns of functions; the groups that they are from, and groups that no file defines."""
+
+    patterns: tuple[str, ...]
+    groups: tuple[str, ...] = ()
+    missing: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -87,15 +101,32 @@ class Declared:
 
     tables: tuple[StackTable, ...] = ()
 
-    def callees(self, names: Sequence[str]) -> list[str] | None:
-        """Patterns of what the indirect calls of a function call; None: it is not declared."""
+    def callees(self, names: Sequence[str]) -> Callees | None:
+        """What the indirect calls of a function may call; None: nothing is declared of them."""
         found = [
-            callees
+            callee
             for table in self.tables
             for pattern, callees in table.calls.items()
             if matches(pattern, names)
+            for callee in callees
         ]
-        return [callee for callees in found for callee in callees] if found else None
+        declared = any(matches(p, names) for table in self.tables for p in table.calls)
+        return self._expanded(found) if declared else None
+
+    def _expanded(self, callees: list[str]) -> Callees:
+        """Groups replaced by their members; a group that no file has is missing."""
+        patterns: dict[str, None] = {}
+        groups: dict[str, None] = {}
+        missing: dict[str, None] = {}
+        for callee in callees:
+            if not callee.startswith(_GROUP):
+                patterns[callee] = None
+                continue
+            name = callee.removeprefix(_GROUP)
+            members = [table.groups[name] for table in self.tables if name in table.groups]
+            (groups if members else missing)[name] = None
+            patterns.update(dict.fromkeys(p for part in members for p in part))
+        return Callees(tuple(patterns), tuple(groups), tuple(missing))
 
     def frame(self, names: Sequence[str]) -> int | None:
         return _last(names, (table.frames for table in self.tables))

@@ -42,12 +42,20 @@ class Text:
         self.program = program
         self._disassembler = disassembler
         self._known: dict[int, tuple[int, str, str, str]] = {}
+        self._groups: dict[int, int] = {}
 
     def at(self, address: int) -> tuple[int, str, str, str] | None:
         """Size, mnemonic, operands and condition of the instruction, or None."""
         if address not in self._known:
             self._sweep(address)
         return self._known.get(address)
+
+    def skip(self, address: int) -> int | None:
+        """Bytes behind a conditional instruction of Thumb that have its condition too.
+
+        None for one that follows another of the same condition: it is not reached alone.
+        """
+        return self._groups.get(address, 0) if self._groups.get(address, 0) >= 0 else None
 
     def known(self, address: int) -> tuple[int, str, str, str] | None:
         """The same, of what has been looked at already."""
@@ -69,6 +77,27 @@ class Text:
                 waiting = _conditions(mnemonic, operands)
             if count >= RUN - 8 and not waiting:
                 break
+        self._group(address)
+
+    def _group(self, address: int) -> None:
+        """Runs of one condition: their first has the length of the others, these have -1."""
+        run: list[tuple[int, int]] = []
+        last = ""
+        at = address
+        while (known := self._known.get(at)) is not None:
+            if known[3] and known[3] == last:
+                run.append((at, known[0]))
+                self._groups[at] = -1
+            else:
+                self._close(run)
+                run = [(at, known[0])] if known[3] else []
+            last = known[3]
+            at += known[0]
+        self._close(run)
+
+    def _close(self, run: list[tuple[int, int]]) -> None:
+        if len(run) > 1:
+            self._groups[run[0][0]] = sum(size for _, size in run[1:])
 
 
 _IT = re.compile(r"it[te]{0,3}")

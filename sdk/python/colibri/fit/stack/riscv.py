@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from colibri.fit.stack.disassembler import Text, capstone, number, operands
 from colibri.fit.stack.program import Program
-from colibri.fit.stack.steps import Effect, Flow, Step, kill, move_sp
+from colibri.fit.stack.steps import SP, Effect, Flow, Step, kill, move_sp
 
 LINK = "ra"
 ARGUMENTS = tuple(f"a{i}" for i in range(8))
@@ -55,7 +55,22 @@ class RiscvDecoder:
         size, name, text, _ = found
         if name == "c.unimp" or half == 0:
             return Step(2, Flow.STOP, text="unimp")
-        return _Reader(pointer, size, name.removeprefix("c."), text, self.bits).step()
+        step = _Reader(pointer, size, name.removeprefix("c."), text, self.bits).step()
+        if name in ("lui", "auipc") and step.effects[:1] and step.effects[0].register == SP:
+            return self._with_low_part(pointer, step)
+        return step
+
+    def _with_low_part(self, pointer: int, high: Step) -> Step:
+        """``la sp, top`` is two instructions, of which the second is no push."""
+        found = self._text.at(pointer + high.size)
+        if found is None or found[1].removeprefix("c.") not in ("addi", "addiw"):
+            return high
+        low = _Reader(pointer, found[0], found[1].removeprefix("c."), found[2], self.bits).step()
+        (effect,) = low.effects or (None,)
+        if effect is None or (effect.register, effect.source) != (SP, SP):
+            return high
+        top = Effect("set", SP, value=high.effects[0].value + effect.value)
+        return replace(high, size=high.size + low.size, effects=(top,))
 
     def _unknown(self, half: int, data: bytes) -> Step | None:
         """Vectors and newer extensions: no control flow, at most one register written.

@@ -36,7 +36,8 @@ class Effect:
 
     ``set`` value; ``add`` source + value; ``sum`` source + other << value; ``difference``
     source - (other << value); ``mask`` source & value; ``shift`` source << value; ``insert`` the
-    16 bits of value at bit ``at``; ``pop`` what may be the return address; ``kill`` unknown.
+    16 bits of value at bit ``at``; ``pop`` what may be the return address; ``kill`` unknown;
+    ``forget`` unknown when it was a constant.
     """
 
     kind: str
@@ -51,8 +52,9 @@ class Effect:
 class Step:
     """One instruction.
 
-    ``maybe``: it is conditional, and may do nothing.  ``inline``: a jump to a helper of prologues,
-    which is followed as the function's own code.
+    ``maybe``: it is conditional, and may do nothing but go on ``skip`` bytes behind it (0: at the
+    next; more where those that follow have the same condition).  ``inline``: a jump to a helper of
+    prologues, which is followed as the function's own code.
     """
 
     size: int
@@ -63,6 +65,7 @@ class Step:
     targets: tuple[int, ...] = ()
     literal: tuple[int, int] | None = None  # first byte and end of data among the code
     inline: bool = False
+    skip: int = 0
     text: str = ""
 
 
@@ -80,6 +83,11 @@ Registers = dict[str, Value]
 def kill(*registers: str) -> tuple[Effect, ...]:
     """Registers that hold something unknown from here on."""
     return tuple(Effect("kill", register) for register in registers)
+
+
+def forget(*registers: str) -> tuple[Effect, ...]:
+    """The same for instructions that a compiler does not use on the stack's registers."""
+    return tuple(Effect("forget", register, register) for register in registers)
 
 
 def move_sp(bytes_up: int) -> tuple[Effect, ...]:
@@ -114,6 +122,8 @@ def _result(effect: Effect, held: Registers, mask: int) -> Value | None:
     source = held.get(effect.source)
     if source is None:
         return None
+    if effect.kind == "forget":
+        return source if source.on_stack else None
     if source == Value(False, RETURN):
         return source if effect.kind == "add" and effect.value == 0 else None
     if effect.kind == "add":

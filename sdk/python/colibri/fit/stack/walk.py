@@ -128,7 +128,7 @@ class _Walk:
             self.data.append(step.literal)
         before = self.before[at]
         if step.maybe:
-            self.arrive(at + step.size, before, at)
+            self.arrive(at + step.size + step.skip, before, at)
         self.leave(at, step, apply(step.effects, before, self.decoder.bits))
 
     def leave(self, at: int, step: Step, after: Registers) -> None:
