@@ -169,6 +169,8 @@ class _Reader:
             return (Effect("set", into, value=~value & 0xFFFF_FFFF if narrow else ~value),)
         if name in ("add", "sub", "adds", "subs") and len(rest) >= 2 and not narrow:
             return self.added(into, name.startswith("sub"), rest)
+        if name == "csel" and not narrow:
+            return (Effect("either", into, _full(rest[0]), other=_full(rest[1])),)
         if name == "and" and len(rest) == 2 and number(rest[1]) is not None and not narrow:
             return (Effect("mask", into, _full(rest[0]), number(rest[1]) or 0),)
         if name == "lsl" and len(rest) == 2 and number(rest[1]) is not None and not narrow:

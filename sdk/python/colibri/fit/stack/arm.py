@@ -53,6 +53,9 @@ class ArmDecoder:
     def step(self, pointer: int) -> Step | None:
         """The instruction that a code pointer means, or None for what is none."""
         thumb, address = pointer & 1, pointer & ~1
+        newer = self._newer(address) if thumb else None
+        if newer is not None:
+            return newer
         found = (self._thumb if thumb else self._arm).at(address)
         if found is None:
             return self._unknown(address) if thumb else None
@@ -67,7 +70,10 @@ class ArmDecoder:
         if not condition:
             return made
         skip = self._thumb.skip(address) if thumb else self._arm_skip(address, condition)
-        return made if skip is None else replace(made, maybe=True, skip=skip)
+        extra = self._thumb.extra(address) if thumb else 0
+        if skip is None:
+            return replace(made, size=size + extra)
+        return replace(made, size=size + extra, maybe=True, skip=skip - extra)
 
     def _entries(self, address: int, text: str) -> int:
         """Of a table of branches: the comparison before it says how many, if it is still there."""
@@ -113,6 +119,19 @@ class ArmDecoder:
         sets = name.endswith("s") or name.startswith(("cmp", "cmn", "tst", "teq", "vmrs", "bl"))
         return own == condition and not sets
 
+    def _newer(self, address: int) -> Step | None:
+        """Armv8.1-M's csel and long shifts, which Capstone takes for orrs."""
+        first, second = self._word(address, 2), self._word(address + 2, 2)
+        if first is None or second is None or first & 0xFFF0 != 0xEA50:
+            return None
+        into, one, other = _name(second >> 8 & 15), _name(first & 15), _name(second & 15)
+        if second >> 14 == 0b10:
+            kind = "either" if second >> 12 == 8 else "kill"  # csinc, csinv, csneg: a sum
+            return Step(4, effects=(Effect(kind, into, one, other=other),), text="csel")
+        if second & 13 == 13:
+            return Step(4, effects=forget(into, _name(first & 14)), text="long shift")
+        return None
+
     def _unknown(self, address: int) -> Step | None:
         """What Capstone does not know: low-overhead loops, Helium, new system instructions.
 
@@ -135,8 +154,6 @@ class ArmDecoder:
             effects = forget(*dict.fromkeys(lost))
             return Step(4, effects=(*effects, *kill(SP)) if back and first & 15 == 13 else effects,
                         text="vector")  # fmt: skip
-        if first & 0xFFF0 == 0xEA50:  # csel and its kin
-            return Step(4, effects=kill(_name(second >> 8 & 15)), text="csel")
         return None
 
 

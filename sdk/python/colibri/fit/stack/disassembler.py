@@ -42,7 +42,8 @@ class Text:
         self.program = program
         self._disassembler = disassembler
         self._known: dict[int, tuple[int, str, str, str]] = {}
-        self._groups: dict[int, int] = {}
+        self._skips: dict[int, int | None] = {}
+        self._extra: dict[int, int] = {}
 
     def at(self, address: int) -> tuple[int, str, str, str] | None:
         """Size, mnemonic, operands and condition of the instruction, or None."""
@@ -51,11 +52,15 @@ class Text:
         return self._known.get(address)
 
     def skip(self, address: int) -> int | None:
-        """Bytes behind a conditional instruction of Thumb that have its condition too.
+        """Bytes behind a conditional Thumb instruction that are not executed with it.
 
-        None for one that follows another of the same condition: it is not reached alone.
+        None for one that is reached only when it is executed.
         """
-        return self._groups.get(address, 0) if self._groups.get(address, 0) >= 0 else None
+        return self._skips.get(address, 0)
+
+    def extra(self, address: int) -> int:
+        """Bytes behind it that have the opposite condition: executed, it goes on behind them."""
+        return self._extra.get(address, 0)
 
     def known(self, address: int) -> tuple[int, str, str, str] | None:
         """The same, of what has been looked at already."""
@@ -80,26 +85,36 @@ class Text:
         self._group(address)
 
     def _group(self, address: int) -> None:
-        """Runs of one condition: their first has the length of the others, these have -1."""
-        run: list[tuple[int, int]] = []
-        last = ""
+        """IT blocks: one path of the instructions with its condition, one of the others."""
+        block: list[int] = []
         at = address
         while (known := self._known.get(at)) is not None:
-            if known[3] and known[3] == last:
-                run.append((at, known[0]))
-                self._groups[at] = -1
-            else:
-                self._close(run)
-                run = [(at, known[0])] if known[3] else []
-            last = known[3]
+            if known[3]:
+                block.append(at)
+            elif block:
+                self._split(block)
+                block = []
             at += known[0]
-        self._close(run)
 
-    def _close(self, run: list[tuple[int, int]]) -> None:
-        if len(run) > 1:
-            self._groups[run[0][0]] = sum(size for _, size in run[1:])
+    def _split(self, block: list[int]) -> None:
+        """A block in which nothing sets the flags; in others each instruction is its own."""
+        if any(_SETS_FLAGS.match(self._known[at][1]) for at in block):
+            return
+        runs: list[list[int]] = []
+        for at in block:
+            same = runs and self._known[runs[-1][-1]][3] == self._known[at][3]
+            runs[-1].append(at) if same else runs.append([at])
+        length = [sum(self._known[at][0] for at in run) for run in runs]
+        for at in block:
+            self._skips[at] = None
+        self._skips[block[0]] = length[0] - self._known[block[0]][0]
+        for run, following in zip(runs, length[1:], strict=False):
+            self._extra[run[-1]] = following
 
 
+_SETS_FLAGS = re.compile(
+    r"cmp|cmn|tst|teq|vmrs|bl|(add|sub|and|orr|eor|bic|rsb|adc|sbc|ls[lr]|asr|mov|mvn|mul)s"
+)
 _IT = re.compile(r"it[te]{0,3}")
 _OPPOSITE = {"eq": "ne", "hs": "lo", "mi": "pl", "vs": "vc", "hi": "ls", "ge": "lt", "gt": "le"}
 _OPPOSITE |= {b: a for a, b in _OPPOSITE.items()}

@@ -36,8 +36,8 @@ class Effect:
 
     ``set`` value; ``add`` source + value; ``sum`` source + other << value; ``difference``
     source - (other << value); ``mask`` source & value; ``shift`` source << value; ``insert`` the
-    16 bits of value at bit ``at``; ``pop`` what may be the return address; ``kill`` unknown;
-    ``forget`` unknown when it was a constant.
+    16 bits of value at bit ``at``; ``either`` source or other; ``pop`` what may be the return
+    address; ``kill`` unknown; ``forget`` unknown when it was a constant.
     """
 
     kind: str
@@ -71,13 +71,31 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A constant, or (``on_stack``) the stack pointer at entry plus an offset."""
+    """A constant, or (``on_stack``) the stack pointer at entry plus an offset.
+
+    ``more`` are other constants that it may be: pointers to functions that a condition picks from.
+    """
 
     on_stack: bool
     number: int
+    more: tuple[int, ...] = ()
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        return (self.number, *self.more)
 
 
 Registers = dict[str, Value]
+#: Most pointers that one register may be known to pick from.
+MOST_CHOICES = 16
+
+
+def either(one: Value, other: Value) -> Value | None:
+    """A constant that is one of two, or of more."""
+    if one.on_stack or other.on_stack:
+        return None
+    first, *rest = sorted({*one.numbers, *other.numbers})
+    return Value(False, first, tuple(rest)) if len(rest) < MOST_CHOICES else None
 
 
 def kill(*registers: str) -> tuple[Effect, ...]:
@@ -124,6 +142,11 @@ def _result(effect: Effect, held: Registers, mask: int) -> Value | None:
         return None
     if effect.kind == "forget":
         return source if source.on_stack else None
+    if effect.kind == "either":
+        chosen = held.get(effect.other)
+        return None if chosen is None else either(source, chosen)
+    if source.more:
+        return source if effect.kind == "add" and effect.value == 0 else None
     if source == Value(False, RETURN):
         return source if effect.kind == "add" and effect.value == 0 else None
     if effect.kind == "add":
@@ -148,7 +171,7 @@ def _moved(source: Value, by: int, mask: int) -> Value:
 
 
 def _combined(effect: Effect, source: Value, other: Value | None, mask: int) -> Value | None:
-    if other is None or other == Value(False, RETURN):
+    if other is None or other.more or other == Value(False, RETURN):
         return None
     if other.on_stack:
         if effect.kind == "sum" and not source.on_stack and effect.value == 0:
@@ -161,13 +184,15 @@ def _combined(effect: Effect, source: Value, other: Value | None, mask: int) -> 
 
 
 def _masked(source: Value, keep: int, mask: int) -> Value | None:
-    """Rounding a stack address down takes at most the alignment less a word."""
+    """Rounding a stack address down takes what its alignment at entry allows at most."""
     if not source.on_stack:
         return Value(False, source.number & keep & mask)
     align = (~keep & mask) + 1
     if align & (align - 1) or align > 1 << 16:
         return None
-    return Value(True, source.number - max(0, align - 4))
+    aligned = 16 if mask >> 32 else 8  # the stack at entry, by the ABIs
+    lost = max((source.number + rest) % align for rest in range(0, max(align, aligned), aligned))
+    return Value(True, source.number - lost)
 
 
 def _signed(number: int, mask: int) -> int:

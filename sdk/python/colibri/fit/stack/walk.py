@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from colibri.fit.stack.program import Function, Program
-from colibri.fit.stack.steps import RETURN, SP, Flow, Registers, Step, Value, apply
+from colibri.fit.stack.steps import RETURN, SP, Flow, Registers, Step, Value, apply, either
 
 #: Instructions that one function's analysis may look at; more than any compiler makes.
 MOST_STEPS = 400_000
@@ -181,7 +181,19 @@ class _Walk:
             return step.target
         value = after.get(step.target)
         known = value is not None and not value.on_stack and value.number != 0
-        return value.number if known and value is not None else None
+        return value.number if known and value is not None and not value.more else None
+
+    def choices(self, step: Step, after: Registers) -> tuple[int, ...]:
+        """The addresses of a call through a pointer that a condition picked."""
+        value = after.get(step.target) if isinstance(step.target, str) else None
+        if value is None or not value.more or not all(map(self.is_pointer, value.numbers)):
+            return ()
+        return value.numbers
+
+    def is_pointer(self, number: int) -> bool:
+        """Whether a constant is the address of a function."""
+        address = self.program.plain(number)
+        return number > 0 and self.program.is_code(address) and self.program.is_start(number)
 
     def is_tail_call(self, target: int, after: Registers) -> bool:
         """Whether a jump leaves for another function for good."""
@@ -229,7 +241,12 @@ class _Walk:
         return start <= self.program.plain(at) < self.function.end
 
     def merge(self, at: int, known: Registers, other: Registers) -> Registers:
-        merged = {name: value for name, value in known.items() if other.get(name) == value}
+        merged = {}
+        for name, value in known.items():
+            also = other.get(name)
+            same = value if also == value else self.either(value, also)
+            if same is not None:
+                merged[name] = same
         mine, theirs = known.get(SP), other.get(SP)
         if mine is None or theirs is None or mine == theirs:
             return merged
@@ -241,6 +258,11 @@ class _Walk:
                 return merged
         merged[SP] = lower
         return merged
+
+    def either(self, one: Value, other: Value | None) -> Value | None:
+        """Two constants on two paths are both kept where they point to functions."""
+        both = None if other is None else either(one, other)
+        return both if both is not None and all(map(self.is_pointer, both.numbers)) else None
 
     def is_data(self, address: int) -> bool:
         if self.program.hint(address) == "d":
@@ -344,6 +366,10 @@ class _Walk:
 
     def add_call(self, at: int, step: Step, after: Registers, depth: int | None) -> None:
         target = self.target(step, after)
+        for choice in self.choices(step, after):
+            self.body.calls.append(Call(at, choice, depth))
+        if self.choices(step, after):
+            return
         if target == RETURN:
             target = None  # popped, and no return
         if target != at + step.size:  # which only learns the own address
@@ -357,7 +383,8 @@ class _Walk:
             return
         elif target is None:
             if at not in self.inner:
-                self.body.calls.append(Call(at, None, depth, True))
+                for choice in self.choices(step, after) or (None,):
+                    self.body.calls.append(Call(at, choice, depth, True))
         elif not step.inline and self.is_tail_call(target, after):
             self.body.calls.append(Call(at, target, depth, True))
 
