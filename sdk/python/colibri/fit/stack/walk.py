@@ -136,9 +136,10 @@ class _Walk:
         following = at + step.size
         if step.flow is Flow.NEXT:
             self.arrive(following, after, at)
-        elif step.flow is Flow.CALL and self.is_far_jump(step):
-            self.arrive(self.target(step, after) or 0, after)
         elif step.flow is Flow.CALL:
+            if self.stays_inside(step):
+                inside = {name: v for name, v in after.items() if name != self.decoder.link}
+                self.arrive(self.target(step, after) or 0, inside)
             self.arrive(following, self.behind_call(after), at, called=True)
             if self.is_data(self.program.plain(following)):
                 self.switches.append(at)  # a helper that reads the table behind its call
@@ -163,8 +164,11 @@ class _Walk:
         scratch = self.decoder.scratch
         return {name: value for name, value in registers.items() if name not in scratch}
 
-    def is_far_jump(self, step: Step) -> bool:
-        """Thumb-1 jumps far within a function by what is a call elsewhere."""
+    def stays_inside(self, step: Step) -> bool:
+        """A call into the function's own code: a subroutine in its frame, or a far jump of Thumb-1.
+
+        Both are followed as the function's own, and so is what stands behind the call.
+        """
         target = step.target
         if not isinstance(target, int) or not self.is_own(target):
             return False
@@ -326,23 +330,32 @@ class _Walk:
 
     def collect(self) -> None:
         """Depths, calls and returns, from the states that the fixed point left."""
+        balanced = {0, *self.depths_of_subroutines()}
         for at in sorted(self.steps):
             step, after = self.steps[at], self.after(at)
             held = after.get(SP)
             self.deepen(at, held)
             self.note_other_stack(at, step)
             depth = max(0, -held.number) if held is not None else None
-            if step.flow is Flow.CALL and not self.is_far_jump(step):
+            if step.flow is Flow.CALL and not self.stays_inside(step):
                 self.add_call(at, step, after, depth)
             elif step.flow is Flow.JUMP:
                 self.add_jump(at, step, after, depth)
             elif step.flow is Flow.TABLE and not step.targets and at not in self.inner:
                 self.body.calls.append(Call(at, None, depth, True))
-            if self.returns(step, after) and held is not None and held.number != 0:
+            if self.returns(step, after) and held is not None and held.number not in balanced:
                 by = f"{abs(held.number)} B {'down' if held.number < 0 else 'up'}"
                 self.problem(f"returns with the stack pointer {by} {self.where(at)}")
             if step.flow is Flow.NEXT or step.maybe:
                 self.add_fall(at, step, depth)
+
+    def depths_of_subroutines(self) -> set[int]:
+        """Stack pointers at the calls of the function's own subroutines, which return to them."""
+        inside = (
+            at for at, s in self.steps.items() if s.flow is Flow.CALL and self.stays_inside(s)
+        )
+        held = (self.before[at].get(SP) for at in inside)
+        return {value.number for value in held if value is not None}
 
     def returns(self, step: Step, after: Registers) -> bool:
         return step.flow is Flow.RETURN or (
