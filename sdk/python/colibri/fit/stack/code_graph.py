@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The call graph of a program: walked from its entries, completed by what is declared.
 
-Frames of GCC's files, when they are given, are held against the code's: where the two agree the
-calls keep their own depths, else the larger counts at each call.
+Frames of GCC's files, when they are given, are held against the code's.  Where the file's is
+larger, or the code's is not known, the file's counts at each call; else calls keep their depths.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ class CodeGraph:
         if said.bytes == node.frame:
             return True
         node.notes.append(f"the code takes {node.frame:,} B, the .su file says {said.bytes:,} B")
-        node.frame, node.source = max(node.frame, said.bytes), "su"
+        if said.bytes < node.frame:
+            return True
+        node.frame, node.source = said.bytes, "su"
         return False
 
     # -- calls ----------------------------------------------------------------------------------
