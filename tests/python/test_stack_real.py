@@ -119,7 +119,7 @@ def compare_with_gcc(folder: Path, elf: Path, exact: bool = True) -> int:
     """Every function that GCC names has exactly GCC's frame; returns how many there are.
 
     Not with -msave-restore: the helpers take up to 32 bytes more for a moment, of which GCC does
-    not know.
+    not know, and calls of them that it takes out late still count in its figure.
     """
     frames, program = frames_of_gcc(folder), Program(read_elf(elf))
     decoder, compared = decoder_for(program), 0
@@ -130,8 +130,6 @@ def compare_with_gcc(folder: Path, elf: Path, exact: bool = True) -> int:
             assert body.problems == [], name
             if exact:
                 assert body.frame in frames[name], (name, body.frame, frames[name])
-            else:
-                assert body.frame >= min(frames[name]), name
             compared += 1
     return compared
 
