@@ -16,6 +16,7 @@ from colibri.boards import load_board
 from colibri.fit import judge, read_elf
 from colibri.fit.stack import StackOptions, StackReport, analyse
 from colibri.fit.stack.code_graph import decoder_for
+from colibri.fit.stack.declared import declared_for
 from colibri.fit.stack.program import Program
 from colibri.fit.stack.walk import walk
 from colibri_emulator.build_firmware import Firmware, build_firmware
@@ -172,6 +173,12 @@ def test_frames_of_the_whole_runtime_are_those_of_gcc(
     flags = [flag for flag in COMMON if not flag.startswith("-W")]
     elf = compile_gcc(tmp_path, target, sorted(sources), level, *flags, *includes)
     assert compare_with_gcc(tmp_path, elf, target != "rv32-save") >= 150
+    declared = declared_for(("colibri_image_open",), ())
+    program = Program(read_elf(elf))
+    decoder = decoder_for(program)
+    for function in program.functions():
+        if any(call.target is None for call in walk(program, decoder, function).calls):
+            assert declared.callees(function.names) is not None, function.name
 
 
 # Firmware
