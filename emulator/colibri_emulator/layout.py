@@ -8,6 +8,9 @@ the plan that the firmware makes.
     data_region   | stacks + reserve_bytes: the application's RAM | engine ...
     model_region  | ... what the code and the application take | image | engine, when it is RAM
 
+An image that stays in a storage (experts streamed) has no place of its own: only its tables are in
+RAM, behind the logits.
+
 There is a stack of `stack_bytes` for each core that firmware can use (`Board.firmware_cores`).
 Where code and data share a region, the application's part starts at code_offset and holds both.
 """
@@ -26,6 +29,7 @@ STATIC_BYTES = 8 << 10  # the runner's own data: mailbox, engine handle, plan
 MODEL_ALIGNMENT = 4096
 ALIGNMENT = 64
 IMAGE = "the image"  # as messages call it
+PAGE = 4096
 
 
 @dataclass(frozen=True)
@@ -53,6 +57,9 @@ class Layout:
     model_bytes: int
     logits_base: int
     logits_bytes: int
+    tables_base: int = 0
+    tables_bytes: int = 0  # not 0: the image stays in a storage, and this much of it is in RAM
+    device_base: int = 0  # registers of the emulated block device, where no region is
 
 
 @dataclass
@@ -82,7 +89,7 @@ class _Space:
         return base
 
 
-def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
+def board_layout(board: Board, image_bytes: int, vocabulary: int, tables_bytes: int = 0) -> Layout:
     """Places code, data, image and logits; what remains of the RAM is the engine's.
 
     Parameters
@@ -93,6 +100,8 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
         Length of the image file.
     vocabulary : int
         Floats in a row of logits, which the application keeps.
+    tables_bytes : int
+        Of an image that stays in a storage: its header and tables, which are kept in RAM.
 
     Raises
     ------
@@ -121,13 +130,20 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
     data_limit = data.start
     logits_bytes = _align_up(vocabulary * 4, ALIGNMENT)
     inside = fw.reserve_bytes - STATIC_BYTES - (CODE_BYTES if shared else 0)
-    model_base = spaces[fw.model_region].take(image_bytes, MODEL_ALIGNMENT, IMAGE)
+    model_bytes = 0 if tables_bytes else image_bytes
+    model_base = 0
+    if model_bytes:
+        model_base = spaces[fw.model_region].take(model_bytes, MODEL_ALIGNMENT, IMAGE)
     if logits_bytes <= inside:
         logits_base = data_limit - logits_bytes
         data_limit = logits_base
     else:
         space = _logits_space(spaces, data, logits_bytes)
         logits_base = space.take(logits_bytes, ALIGNMENT, "a row of logits")
+    tables_base = 0
+    if tables_bytes:
+        space = _logits_space(spaces, data, tables_bytes)
+        tables_base = space.take(tables_bytes, ALIGNMENT, "the image's tables")
     return Layout(
         regions=_engine_regions(spaces),
         code_start=code_start,
@@ -137,9 +153,24 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
         stack_bytes=fw.stack_bytes,
         core_stacks_bytes=core_stacks,
         model_base=model_base,
-        model_bytes=image_bytes,
+        model_bytes=model_bytes,
         logits_base=logits_base,
         logits_bytes=logits_bytes,
+        tables_base=tables_base,
+        tables_bytes=tables_bytes,
+        device_base=_device_page(board) if tables_bytes else 0,
+    )
+
+
+def _device_page(board: Board) -> int:
+    """An address for the block device's registers: where a Cortex-M has peripherals, if free."""
+    taken = [(base, base + r.size) for r in board.regions for base in (r.base, *r.aliases)]
+    for page in range(0x5000_0000, 0xE000_0000, 0x0100_0000):
+        if all(end <= page or page + PAGE <= start for start, end in taken):
+            return page
+    raise BoardError(
+        f"board {board.id} leaves no page between 0x50000000 and 0xe0000000 for a block device",
+        field="regions",
     )
 
 

@@ -62,6 +62,15 @@ class DevicePrediction(_Model):
     hidden_share: float  # of its own time: the CPU was at work meanwhile
 
 
+class StoragePrediction(_Model):
+    """Reads of streamed experts during generation (of the prompt, when nothing was generated)."""
+
+    name: str
+    compute_s: Range  # a token, without waiting
+    waiting_s: Range  # a token: the CPU waits for bytes, or copies them itself
+    hidden_share: float  # of the storage's time: the CPU was at work meanwhile
+
+
 class Prediction(_Model):
     """Speeds that the board would show.  Never a measurement."""
 
@@ -74,6 +83,7 @@ class Prediction(_Model):
     bytes_per_token: dict[str, int]
     inputs: list[Input]
     device: DevicePrediction | None = None
+    storage: StoragePrediction | None = None
 
 
 class AcceleratorUse(_Model):
@@ -85,6 +95,18 @@ class AcceleratorUse(_Model):
     used: int  # counted: their weights, and working space
     calls: int  # counted
     copied: int  # counted: bytes over DMA, weights included
+
+
+class ExpertUse(_Model):
+    """Streamed experts, counted: slots, and what became of the experts of all steps."""
+
+    slots: int
+    slots_per_layer: int  # 0: shared by all layers
+    policy: str
+    hits: int
+    misses: int
+    bytes_read: int
+    retries: int
 
 
 class RegionUse(_Model):
@@ -138,6 +160,7 @@ class EmulationReport(_Model):
     high_water: int
     regions: list[RegionUse]
     accelerator: AcceleratorUse | None = None
+    experts: ExpertUse | None = None
     predicted: Prediction | None = None
     counted: Counts | None = None
     fault: str | None = None
@@ -173,6 +196,8 @@ class EmulationReport(_Model):
             rows.add_row(name, f"{value}  (counted)")
         for name, value in self._accelerator(self.accelerator) if self.accelerator else ():
             rows.add_row(name, value)
+        for name, value in self._experts(self.experts) if self.experts else ():
+            rows.add_row(name, value)
         return rows
 
     def _unfit(self, short: Shortfall) -> Table:
@@ -203,6 +228,18 @@ class EmulationReport(_Model):
             busy = f"{device.busy_share:.0%} of the time"
             yield f"{use.name} at work", f"{busy}, {hidden}  (predicted)"
 
+    def _experts(self, use: ExpertUse) -> Iterator[tuple[str, str]]:
+        sharing = f"{use.slots_per_layer} a layer" if use.slots_per_layer else "shared by layers"
+        yield "expert slots", f"{use.slots} ({sharing}), {use.policy} makes room"
+        asked = use.hits + use.misses
+        rate = f" ({use.hits / asked:.1%})" if asked else ""
+        again = f", {use.retries} read again" if use.retries else ""
+        yield (
+            "experts asked for",
+            f"{use.hits:,} hits{rate}, {use.misses:,} misses, {use.bytes_read:,} B read{again}"
+            "  (counted)",
+        )
+
     def _memory(self) -> Table:
         rows = table("Memory", "region", ">size", ">planned", ">high water", ">written", "")
         for use in self.regions:
@@ -226,6 +263,11 @@ def _speed_table(predicted: Prediction) -> Table:
     if predicted.decode_tok_s:
         rows.add_row("generation", predicted.decode_tok_s.text("tok/s"), limits["decode"])
     rows.add_row("first token after", predicted.first_token_s.text("s"), "")
+    if predicted.storage:
+        storage = predicted.storage
+        hidden = f"{storage.hidden_share:.0%} of its reading is beside the CPU"
+        rows.add_row("a token computes", storage.compute_s.text("s"), "")
+        rows.add_row(f"a token waits for {storage.name}", storage.waiting_s.text("s"), hidden)
     shown = ((term, share) for term, share in predicted.decode_shares.items() if share >= 0.01)
     shares = ", ".join(f"{term} {share:.0%}" for term, share in shown)
     rows.add_row("time goes to", shares, "")

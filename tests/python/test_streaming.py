@@ -26,6 +26,7 @@ from colibri import (
     plan,
 )
 from colibri.accelerator import FakeNpu
+from colibri.boards import load_board
 from colibri.engine import POLICIES
 from colibri.pack import pack
 from native import SANITIZERS, program
@@ -399,6 +400,19 @@ def test_plan_chooses_the_slots_that_fit(
     assert sizes["expert_slots"] == made["experts"]["slots"] * made["experts"]["slot_bytes"]
 
 
-def test_firmware_does_not_stream(demo: Image) -> None:
-    with pytest.raises(PlanError, match='only boards with os = "linux"'):
-        plan(demo, "pimoroni-pico-plus-2", streamed=True)
+def test_firmware_streams_from_its_flash_or_a_storage_beside_it(demo: Image) -> None:
+    """Mapped flash that holds the image; else a storage that is not mapped; else a refusal."""
+    pico = load_board("pimoroni-pico-plus-2")
+    made = plan(demo, pico, streamed=True, context=64)
+    assert (made.fits, made.weights) == (True, "streamed-mapped")
+    small = [r.model_copy(update={"size": 4 << 20}) if r.name == "FLASH" else r
+             for r in pico.regions]  # fmt: skip
+    board = pico.model_copy(update={"regions": small})
+    with pytest.raises(PlanError, match="no storage that experts could be read from"):
+        plan(demo, board, streamed=True)
+    card = load_board("raspberry-pi-zero-2w").storage
+    made = plan(demo, board.model_copy(update={"storage": card}), streamed=True, context=64)
+    assert (made.fits, made.weights) == (True, "streamed")
+    sizes = {row.name: row.bytes for region in made.regions for row in region.buffers}
+    assert sizes["image"] == demo.meta_bytes
+    assert sizes["weights"] == demo.section("weights").bytes  # type: ignore[union-attr]

@@ -12,6 +12,7 @@ TYPES: dict[str, int]
 PROFILES: dict[str, int]
 WEIGHTS: dict[str, int]
 POLICIES: dict[str, int]
+READ_FAULTS: dict[str, int]
 SECTIONS: dict[str, int]
 ROLES: dict[str, int]
 EVENTS: dict[str, int]
@@ -131,6 +132,7 @@ class Engine:
         recorder: Recorder | None = None,
         pins: Sequence[int] = (),
         memory_bytes: int = ...,
+        faults: Sequence[tuple[int, int]] = (),
     ) -> None: ...
     @property
     def limits(self) -> Limits: ...

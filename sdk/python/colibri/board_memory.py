@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
@@ -18,6 +18,8 @@ from colibri.image import PAGES, Image
 from colibri.units import format_bytes
 
 PAGE = 4096  # what Linux hands out
+Weights = Literal["mapped", "streamed", "streamed-mapped"]
+IN_PLACE = ("nor", "rom", "mram")  # memories that hold an image without power
 HUGE_PAGE = 2 << 20  # with pages of 4 KiB, on x86-64, AArch64 and RV64
 
 
@@ -53,18 +55,40 @@ class BoardMemory:
     lack: Lack | None = None
 
 
+def streamed_weights(board: Board, image: Image) -> Weights:
+    """How a board streams experts: from a file, from mapped flash, or from another storage.
+
+    Raises
+    ------
+    PlanError
+        For a board without an operating system whose flash does not hold the image, and that has
+        no storage beside it.
+    """
+    if board.os == "linux":
+        return "streamed"
+    flash = board.region(board.firmware.model_region)
+    if flash.kind in IN_PLACE and not _bare_metal(board, image, "streamed-mapped").problem:
+        return "streamed-mapped"
+    if any(not storage.xip for storage in board.storage):
+        return "streamed"
+    raise PlanError(
+        f"board {board.id} has no storage that experts could be read from",
+        hint="add a [[storage]] that is not xip to its board file, or flash that holds the image",
+    )
+
+
 def board_memory(
-    board: Board, image: Image, pages: str = "4k", *, streamed: bool = False
+    board: Board, image: Image, pages: str = "4k", *, weights: Weights = "mapped"
 ) -> BoardMemory:
     """The memory of a board around one image.
 
     With huge `pages` the image is no mapped file, which the system may drop and read again, but
-    memory of the program's own, in whole huge pages.  When experts are `streamed`, it is read, and
-    only its tables are kept.
+    memory of the program's own, in whole huge pages.  With `weights` streamed it is read, and only
+    its tables are kept.
     """
     if pages not in PAGES:
         raise PlanError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
-    if board.os == "linux" and streamed:
+    if board.os == "linux" and weights == "streamed":
         return _linux(board, image.meta_bytes, "its tables; the rest is read")
     if board.os == "linux":
         if pages == "4k":
@@ -77,7 +101,7 @@ def board_memory(
             field="pages",
             hint='only boards with os = "linux" have huge pages; firmware maps RAM in blocks',
         )
-    return _bare_metal(board, image)
+    return _bare_metal(board, image, weights)
 
 
 def refuse_companions(image: Image, why: str) -> None:
@@ -96,14 +120,15 @@ def _reserved(board: Board) -> Iterator[Row]:
             yield Row(region.name, "reserved", part.offset, part.size, part.reason)
 
 
-def _bare_metal(board: Board, image: Image) -> BoardMemory:
+def _bare_metal(board: Board, image: Image, weights: Weights) -> BoardMemory:
     # Imported late: the emulator is built on this package.
     from colibri_emulator.layout import IMAGE, board_layout
 
     refuse_companions(image, f"board {board.id} has no files")
     reserved = tuple(_reserved(board))
+    tables = image.meta_bytes if weights == "streamed" else 0
     try:
-        layout = board_layout(board, image.bytes, image.vocabulary)
+        layout = board_layout(board, image.bytes, image.vocabulary, tables)
     except DoesNotFitError as error:
         lack = error.lack
         assert lack is not None
@@ -117,6 +142,8 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
         ("firmware", layout.data_start, layout.data_limit, f"{stacks} and static data"),
         ("logits", layout.logits_base, layout.logits_base + layout.logits_bytes,
          "one row, the application's"),
+        ("image", layout.tables_base, layout.tables_base + layout.tables_bytes,
+         "its tables; the rest is read") if tables else
         ("image", layout.model_base, layout.model_base + layout.model_bytes,
          "weights, used in place"),
     ]  # fmt: skip

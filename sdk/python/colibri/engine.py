@@ -164,6 +164,8 @@ class Engine:
         Record events for `take_trace`.
     accelerator : FakeNpu, optional
         Computes the experts that are bound to it.  Results do not depend on it.
+    faults : sequence of (int, {"fail", "short", "corrupt"})
+        Reads of the storage that go wrong, by number: 1 is the first that the engine asks for.
     recorder : _core.Recorder, optional
         Gets the activations that meet each weight matrix (`colibri.calibrate`); one worker only.
 
@@ -192,6 +194,7 @@ class Engine:
         threads: int | None = None,
         trace: bool = False,
         accelerator: FakeNpu | None = None,
+        faults: Sequence[tuple[int, str]] = (),
         recorder: _core.Recorder | None = None,
     ) -> None:
         self.image = image if isinstance(image, Image) else Image(image)
@@ -214,6 +217,7 @@ class Engine:
             self.core = _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
                 [layer << 16 | expert for layer, expert in pins], most,
+                [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults],
             )  # fmt: skip
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None

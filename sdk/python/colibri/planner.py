@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri import _core
-from colibri.board_memory import BoardMemory, FreeRegion, board_memory
+from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
 from colibri.engine import KV_TYPES, POLICIES, make_limits
 from colibri.errors import DoesNotFitError, Lack, PlanError
@@ -73,6 +73,8 @@ class Plan:
     experts : dict, optional
         When they are streamed: slots, slots a layer (0: shared by all), bytes of a slot, policy,
         and why it is so.
+    weights : str
+        Where they are, as `Engine` takes it.
     """
 
     board: str
@@ -87,6 +89,7 @@ class Plan:
     unplaced: tuple[Buffer, ...] = ()
     lack: Lack | None = None
     experts: dict[str, Any] | None = None
+    weights: Weights = "mapped"
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -108,6 +111,7 @@ class Plan:
             "regions": [_region_json(region) for region in self.regions],
             "board": self.board,
             "limits": self.limits,
+            "weights": self.weights,
             "experts": self.experts,
             "alignment": self.alignment,
             "advice": list(self.advice),
@@ -149,8 +153,9 @@ def plan(
         How a Linux board holds the weights: a mapped file, whose pages the system may drop, or a
         copy in huge pages, which is RAM that is taken.
     streamed : bool
-        Experts are read from the file into slots; only the tables and the rest of the weights
-        are in RAM. Boards with a system only.
+        Experts are read into slots when a token needs them. From a file, or from a storage that is
+        not mapped: then tables and the rest of the weights are in RAM. From mapped flash: then the
+        rest is used in place.
     memory : int, optional
         Bytes that the engine may take in all. Default: what the board has.
     expert_slots, policy : optional
@@ -163,19 +168,33 @@ def plan(
     """
     opened = image if isinstance(image, Image) else Image(image)
     target = board if isinstance(board, Board) else load_board(board)
-    if streamed and target.os != "linux":
-        raise PlanError(
-            f"board {target.id} has no system whose files experts could be read from",
-            hint='only boards with os = "linux" stream experts',
-        )
+    weights = streamed_weights(target, opened) if streamed else "mapped"
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
-        weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+        weights=weights, expert_slots=expert_slots, policy=policy,
     )  # fmt: skip
-    there = board_memory(target, opened, pages, streamed=streamed)
+    there = board_memory(target, opened, pages, weights=weights)
     if memory is not None:
         there = replace(there, regions=tuple(_at_most(memory, there.regions)))
-    return _Planner(opened, target, there, limits).plan()
+    return replace(_Planner(opened, target, there, limits).plan(), weights=weights)
+
+
+def plan_or_stream(image: Image, board: Board, **options: Any) -> Plan:
+    """A plan with all weights in memory; with streamed experts where only that fits.
+
+    `options` are those of `plan`. The reason is the last part of ``experts["why"]``.
+    """
+    resident = plan(image, board, **options)
+    if resident.fits:
+        return resident
+    try:
+        streamed = plan(image, board, **options, streamed=True)
+    except PlanError:  # the board has no storage
+        return resident
+    if not streamed.fits or streamed.experts is None:
+        return resident
+    why = f"{streamed.experts['why']}; streamed because with all weights {resident.advice[0]}"
+    return replace(streamed, experts=streamed.experts | {"why": why})
 
 
 def _at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -32,6 +33,13 @@ from colibri.cli.requests import (
     TopPOption,
     build_request,
 )
+from colibri.cli.streaming import (
+    MemoryOption,
+    PolicyOption,
+    SlotsOption,
+    memory_bytes,
+    wants_streaming,
+)
 from colibri.errors import EXIT_DOES_NOT_FIT
 from colibri.generate import DEFAULT_NEW_TOKENS
 
@@ -59,6 +67,15 @@ BindOption = Annotated[
         help="Experts for the board's accelerator, as in npu=0-3 or npu=0,5@1-2 or npu=all.",
     ),
 ]
+FaultsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--faults",
+        metavar="READ:KIND,...",
+        help="Reads of streamed experts that go wrong, as in 3:eio,7-9:short,12:late=250ms,"
+        "20:never,31:corrupt.",
+    ),
+]
 
 
 @app.command()
@@ -84,6 +101,10 @@ def emulate(
     context: ContextOption = None,
     batch: BatchOption = None,
     kv: KvOption = "f32",
+    memory: MemoryOption = None,
+    expert_slots: SlotsOption = None,
+    policy: PolicyOption = "auto",
+    faults: FaultsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an image inside a board's memory, storage and time.
@@ -92,12 +113,14 @@ def emulate(
     """
     from colibri.boards import load_board
     from colibri.image import Image
-    from colibri.planner import plan
+    from colibri.planner import plan, plan_or_stream
     from colibri_emulator.cpu import run_cpu
+    from colibri_emulator.faults import NO_FAULTS, parse_faults
     from colibri_emulator.twin import run_twin
 
     _refuse_contradiction(machine, engine, kernels, bind)
-    opened, loaded = Image(image), load_board(board)
+    injected = parse_faults(faults) if faults is not None else NO_FAULTS
+    opened, loaded = Image(image, map=False), load_board(board)
     bound = _bound(opened, loaded, bind or [])
     request = build_request(
         opened,
@@ -110,8 +133,16 @@ def emulate(
         top_p=top_p,
         seed=seed,
     )
-    planned = plan(opened, loaded, context=context, batch=batch, workers=workers, kv=kv)
+    make_plan = plan_or_stream
+    if wants_streaming(memory, expert_slots, policy):
+        make_plan = partial(
+            plan, streamed=True, memory=memory_bytes(memory), expert_slots=expert_slots,
+            policy=policy,
+        )  # fmt: skip
+    planned = make_plan(opened, loaded, context=context, batch=batch, workers=workers, kv=kv)
     opened.verify()
+    if planned.weights != "streamed":  # they are used where the file is mapped
+        opened = Image(image)
     with progress(f"{loaded.id} ({machine})") as begin:
         if machine == "cpu":
             prefer = None if engine == "auto" else engine
@@ -125,6 +156,7 @@ def emulate(
                 planned,
                 kernels=kernels,
                 bound=bound,
+                faults=injected,
                 on_token=lambda _: step(1),
             )
     if as_json:
