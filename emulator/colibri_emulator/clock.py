@@ -69,7 +69,7 @@ _CRC_CYCLES = 12
 
 @dataclass(frozen=True)
 class Placement:
-    """Names of the regions that the kinds of traffic go to; experts lie with the weights, or in slots."""
+    """Names of the regions that traffic goes to; experts lie with the weights or in slots."""
 
     weights: str
     kv: str
@@ -262,7 +262,7 @@ class Clock:
         return self._medium.name
 
     def _storage_time(self, name: Scenario, faults: Faults) -> StorageTime:
-        """Reads by the medium, or copies by the CPU: a load from the weights, a store to the slots."""
+        """Reads by the medium, or copies by the CPU, which load from one place and store to one."""
         places = (self._placement.weights, self._placement.experts)
         copy = sum(self._speeds[region][name].second_per_byte for region in places)
 

@@ -9,7 +9,9 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from colibri._core import WEIGHTS
 from colibri.boards import Board
+from colibri.engine import POLICIES, ExpertStats, policy_name
 from colibri.errors import EmulateError
 from colibri_emulator.build_firmware import Firmware
 from colibri_emulator.machine import Buffer, Result
@@ -75,7 +77,13 @@ class QemuUserMachine:
             instructions=count,
             fault=None,
             notes=self.notes,
+            experts=_experts(out["experts"]),
         )
+
+
+def _experts(given: list[int]) -> ExpertStats | None:
+    slots, per_layer, policy, *counts = given
+    return ExpertStats(slots, per_layer, policy_name(policy), *counts) if slots else None
 
 
 def _arguments(request: Request) -> list[str]:
@@ -93,6 +101,9 @@ def _arguments(request: Request) -> list[str]:
         "top_p": _bits(request.top_p),
         "seed": request.seed,
         "selftest": int(request.selftest),
+        "weights": WEIGHTS[request.weights],
+        "slots": request.expert_slots,
+        "policy": POLICIES[request.policy],
     }
     return [prompt, *(f"{name}={value}" for name, value in settings.items())]
 

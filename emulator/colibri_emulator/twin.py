@@ -38,8 +38,7 @@ from colibri_emulator.report import (
 )
 from colibri_emulator.storage import Medium, boot_medium, file_medium
 
-
-_READ_ERRORS = (60, 62)  # COLIBRI_ERR_STORAGE, COLIBRI_ERR_CORRUPT
+READ_ERRORS = (60, 62)  # COLIBRI_ERR_STORAGE, COLIBRI_ERR_CORRUPT
 
 
 def run_twin(
@@ -102,7 +101,8 @@ def run_twin(
         trace=True,
         accelerator=FakeNpu(bound, device.memory_bytes) if device else None,
         faults=faults.outcomes(),
-        **_streaming(plan),
+        weights=plan.weights,
+        **slots_of(plan),
     )
     meter.bound(engine)
     run = _Run(image, engine, meter, on_token)
@@ -179,7 +179,7 @@ class _Run:
         try:
             self.done = generate(self._engine, request, on_token=self._step)
         except ColibriError as error:
-            if error.status is None or error.status.code not in _READ_ERRORS:
+            if error.status is None or error.status.code not in READ_ERRORS:
                 raise
             self.failure = str(error)
 
@@ -276,14 +276,15 @@ def _clock(
     )
 
 
-def _streaming(plan: Plan) -> dict[str, Any]:
-    """What `Engine` is told of streaming."""
-    experts = plan.experts or {}
-    return {
-        "weights": plan.weights,
-        "expert_slots": experts.get("slots"),
-        "policy": experts.get("policy", "auto"),
-    }
+def slots_of(plan: Plan) -> dict[str, Any]:
+    """The slots that the plan chose and their policy, as engines and firmware are told."""
+    experts = plan.experts
+    return {"expert_slots": experts["slots"], "policy": experts["policy"]} if experts else {}
+
+
+def streaming_notes(plan: Plan) -> list[str]:
+    """That experts are streamed, and why it is so."""
+    return [f"experts are streamed: {plan.experts['why']}"] if plan.experts else []
 
 
 def _medium(board: Board, plan: Plan, load: int) -> Medium | None:
@@ -356,8 +357,7 @@ def _notes(
 ) -> list[str]:
     workers, cores = plan.limits["workers"], board.cores[0].count
     notes = ["times are predicted, not measured: no board was involved (docs/emulator.md)"]
-    if plan.experts:
-        notes.append(f"experts are streamed: {plan.experts['why']}")
+    notes += streaming_notes(plan)
     if workers < cores:
         notes.append(f"{workers} of {cores} cores at work; --workers {cores} uses them all")
     best = order_of_core(board.cores[0])

@@ -70,6 +70,13 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
 
 #: Which expert makes room for another; "auto": what the library finds best for that many slots.
 POLICIES = {"auto": 0, **_core.POLICIES}
+
+
+def policy_name(number: int) -> str:
+    """What `POLICIES` calls a number."""
+    return next(name for name, value in POLICIES.items() if value == number)
+
+
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
@@ -292,9 +299,8 @@ class Engine:
     def experts(self) -> ExpertStats:
         """What streaming has cost since the engine was made."""
         stats = self.core.expert_stats()
-        names = {number: name for name, number in POLICIES.items()}
         return ExpertStats(
-            stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
+            stats["slots"], stats["slots_per_layer"], policy_name(stats["policy"]), stats["hits"],
             stats["misses"], stats["bytes_read"], stats["retries"],
         )  # fmt: skip
 

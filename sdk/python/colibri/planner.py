@@ -18,7 +18,7 @@ from typing import Any
 from colibri import _core
 from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, POLICIES, make_limits
+from colibri.engine import KV_TYPES, make_limits, policy_name
 from colibri.errors import DoesNotFitError, Lack, PlanError
 from colibri.image import Image
 from colibri.status import LIMITS
@@ -338,7 +338,7 @@ def _experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
     limits, per_layer = result["limits"], result["slots_per_layer"]
     if not limits.expert_slots:
         return None
-    policy = next(name for name, number in POLICIES.items() if number == limits.policy)
+    policy = policy_name(limits.policy)
     top_k, count = image.config["top_k"], len(image.experts)
     if per_layer:
         why = f"{per_layer} or more a layer, of which a token uses {top_k}: each layer has its own"

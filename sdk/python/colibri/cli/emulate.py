@@ -3,8 +3,7 @@
 
 from __future__ import annotations
 
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -46,6 +45,7 @@ from colibri.generate import DEFAULT_NEW_TOKENS
 if TYPE_CHECKING:
     from colibri.boards import Board
     from colibri.image import Image
+    from colibri.planner import Plan
 
 app = command("Run an image inside a board's memory, storage and time.")
 
@@ -113,7 +113,6 @@ def emulate(
     """
     from colibri.boards import load_board
     from colibri.image import Image
-    from colibri.planner import plan, plan_or_stream
     from colibri_emulator.cpu import run_cpu
     from colibri_emulator.faults import NO_FAULTS, parse_faults
     from colibri_emulator.twin import run_twin
@@ -133,20 +132,15 @@ def emulate(
         top_p=top_p,
         seed=seed,
     )
-    make_plan = plan_or_stream
-    if wants_streaming(memory, expert_slots, policy):
-        make_plan = partial(
-            plan, streamed=True, memory=memory_bytes(memory), expert_slots=expert_slots,
-            policy=policy,
-        )  # fmt: skip
-    planned = make_plan(opened, loaded, context=context, batch=batch, workers=workers, kv=kv)
+    limits = {"context": context, "batch": batch, "workers": workers, "kv": kv}
+    planned = _plan(opened, loaded, limits, machine, memory, expert_slots, policy)
     opened.verify()
     if planned.weights != "streamed":  # they are used where the file is mapped
         opened = Image(image)
     with progress(f"{loaded.id} ({machine})") as begin:
         if machine == "cpu":
             prefer = None if engine == "auto" else engine
-            report = run_cpu(opened, loaded, request, planned, prefer=prefer)
+            report = run_cpu(opened, loaded, request, planned, prefer=prefer, faults=injected)
         else:
             step = begin(max_new_tokens)
             report = run_twin(
@@ -168,6 +162,29 @@ def emulate(
             console().print(report.text, markup=False)
     if report.fault or not report.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _plan(
+    image: Image,
+    board: Board,
+    limits: dict[str, Any],
+    machine: str,
+    memory: str | None,
+    slots: int | None,
+    policy: str,
+) -> Plan:
+    """Experts are streamed where that is asked for, or where nothing else fits."""
+    from colibri.planner import plan, plan_or_stream
+    from colibri_emulator.twin import slots_of
+
+    if not wants_streaming(memory, slots, policy):
+        return plan_or_stream(image, board, **limits)
+    limits |= {"streamed": True, "expert_slots": slots, "policy": policy}
+    made = plan(image, board, memory=memory_bytes(memory), **limits)
+    if machine == "cpu" and made.fits and memory is not None:
+        # Firmware knows its regions, not how much of them it may take: it is told the slots.
+        return plan(image, board, **limits | slots_of(made))
+    return made
 
 
 def _bound(image: Image, board: Board, options: list[str]) -> tuple[tuple[int, int], ...]:
