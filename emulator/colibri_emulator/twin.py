@@ -75,11 +75,11 @@ def run_twin(
     on_token : callable, optional
         Gets each token as it is drawn.
     """
-    if not plan.fits:
-        return unfit_report(image, plan, "native")
     if faults and plan.weights == "mapped":
         raise EmulateError("nothing is read while the model runs, so no read can go wrong",
                            field="--faults", hint="stream experts: --expert-slots")  # fmt: skip
+    if not plan.fits:
+        return unfit_report(image, plan, "native")
     device = _accelerator(board) if bound else None
     load = _load_bytes(board, image, plan)
     medium = _medium(board, plan, load)

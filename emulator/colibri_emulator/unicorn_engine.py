@@ -146,7 +146,10 @@ class UnicornMachine:
         session = _Session(self._board, self._cpu, firmware, self._faults)
         box = session.program.address("colibri_mailbox")
         session.write(box, request.pack())
-        fault = session.run_until(session.program.address("colibri_done"))
+        try:
+            fault = session.run_until(session.program.address("colibri_done"))
+        finally:
+            session.close()
         result = Mailbox.from_buffer_copy(session.read(box, ctypes.sizeof(Mailbox)))
         if fault is not None:
             result.stack_bytes, result.stack_high_water = session.stack()
@@ -201,6 +204,11 @@ class _Session:
             lambda _uc, offset, _size, value, _user: device.write(offset, value), None,
         )  # fmt: skip
         self._device = device
+
+    def close(self) -> None:
+        """Ends the storage."""
+        if self._device is not None:
+            self._device.close()
 
     def _store(self, address: int, data: bytes) -> bool:
         """A write by a device: to memory that can be written, and nowhere else."""
