@@ -7,9 +7,10 @@ is the twin's to predict.  A late one is busy for a while, one that never comes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
+from colibri.image import Image
 from colibri_emulator.faults import Faults
 
 ID = 0x4B4C4243
@@ -25,26 +26,22 @@ class BlockDevice:
 
     Parameters
     ----------
-    files : sequence of Path
-        The image, then its companions.
+    model : Path
+        The image; its companions lie beside it.
     store : callable
         Puts bytes at an address; False when there is no memory that the device may write.
-    uncounted : int
-        Reads that begin below this offset of file 0 (the image's tables) have no number.
     faults : Faults
-        By the number of the read, as in the twin.
+        By the number of the read, as in the twin: reads of weights, not of tables and headers.
     """
 
-    def __init__(
-        self,
-        files: Sequence[Path],
-        store: Callable[[int, bytes], bool],
-        *,
-        uncounted: int,
-        faults: Faults,
-    ) -> None:
-        self._files = [path.open("rb") for path in files]
-        self._store, self._uncounted, self._faults = store, uncounted, faults
+    def __init__(self, model: Path, store: Callable[[int, bytes], bool], faults: Faults) -> None:
+        image = Image(model, map=False)
+        weights = image.section("weights")
+        assert weights is not None
+        self._weights = {(weights.file, weights.offset)}
+        self._weights |= {(expert.file, expert.offset) for expert in image.experts}
+        self._files = [path.open("rb") for path in image.paths]
+        self._store, self._faults = store, faults
         self._words = [0] * 6  # file .. bytes
         self._status = [0] * DESCRIPTORS
         self._looks: dict[int, int] = {}  # left for a late read
@@ -96,7 +93,7 @@ class BlockDevice:
         if len(data) != size:
             return _FAILED
         fault = None
-        if number or offset >= self._uncounted:
+        if (number, offset) in self._weights:
             self.reads += 1
             fault = self._faults.at(self.reads)
         outcome = fault.outcome if fault else None

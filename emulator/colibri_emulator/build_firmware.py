@@ -21,7 +21,7 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from colibri._data import data_path
-from colibri.board_memory import Weights, refuse_companions, streamed_weights
+from colibri.board_memory import Weights, reads_storage, refuse_companions, streamed_weights
 from colibri.boards import Board
 from colibri.errors import BuildError, DoesNotFitError
 from colibri.image import Image
@@ -149,15 +149,19 @@ def build_firmware(
     if unknown:
         raise BuildError(f"no KV type '{unknown[0]}'", field="--kv", hint="one of f32, f16, q8")
     opened = Image(image)
-    refuse_companions(opened, "firmware takes one")
     placed = _weights(board, opened, weights)
+    if placed == "mapped":
+        refuse_companions(opened, "firmware takes one")
     needs = image_needs(opened, kv, streaming=placed != "mapped")
     target = target or board.firmware.target
     compiler = find_toolchain(target, toolchain)
     with _new_folder(output) as folder:
         bare = board.os == "none"
         tables = opened.meta_bytes if placed == "streamed" else 0
-        layout = board_layout(board, needs.bytes, needs.vocabulary, tables) if bare else None
+        layout = None
+        if bare:
+            device = reads_storage(opened, placed)
+            layout = board_layout(board, needs.bytes, needs.vocabulary, tables, device=device)
         table = pick_table(target, board.cores[0], kernels, compiler=compiler.name)
         build = _Build(board, needs, compiler, folder, table, optimise, placed)
         if layout is not None:
@@ -166,6 +170,8 @@ def build_firmware(
             build.hosted()
         if copy_model:
             shutil.copyfile(image, folder / "model.colibri")
+            for companion in opened.paths[1:]:
+                shutil.copyfile(companion, folder / companion.name)
         made = Firmware(
             board=board.id,
             target=target,

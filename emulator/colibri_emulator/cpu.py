@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from colibri.board_memory import reads_storage
 from colibri.boards import Board
 from colibri.errors import EmulateError
 from colibri.generate import Request, StopReason
@@ -41,7 +42,7 @@ def run_cpu(
         return unfit_report(image, plan, "cpu")
     if image.path is None:
         raise EmulateError("an image in memory cannot be put into firmware", hint="give a file")
-    if faults and (plan.weights != "streamed" or board.os == "linux"):
+    if faults and (board.os == "linux" or not reads_storage(image, plan.weights)):
         raise EmulateError("this firmware reads nothing from a block device, which could go wrong",
                            field="--faults", hint="--machine native")  # fmt: skip
     asked = mailbox_request(image, request, plan)

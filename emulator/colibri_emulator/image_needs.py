@@ -43,8 +43,9 @@ def image_needs(
     """Reads the needs off an image's tables; `kv` and `streaming` are what is asked for."""
     opened = image if isinstance(image, Image) else Image(image)
     parts = _types(opened) | {f"kv_{name}": name in kv for name in ("f16", "q8")}
-    # the runner binds no expert to a device, and build_firmware refuses images in several files
-    parts |= {"backends": False, "streaming": streaming, "companions": False}
+    # the runner binds no expert to a device, and takes images in several files only to stream them
+    files = streaming and len(opened.files) > 1
+    parts |= {"backends": False, "streaming": streaming, "companions": files}
     return ImageNeeds(opened.bytes, opened.vocabulary, parts | _blocks(opened) | _router(opened))
 
 

@@ -89,7 +89,14 @@ class _Space:
         return base
 
 
-def board_layout(board: Board, image_bytes: int, vocabulary: int, tables_bytes: int = 0) -> Layout:
+def board_layout(
+    board: Board,
+    image_bytes: int,
+    vocabulary: int,
+    tables_bytes: int = 0,
+    *,
+    device: bool = False,
+) -> Layout:
     """Places code, data, image and logits; what remains of the RAM is the engine's.
 
     Parameters
@@ -102,6 +109,8 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int, tables_bytes: 
         Floats in a row of logits, which the application keeps.
     tables_bytes : int
         Of an image that stays in a storage: its header and tables, which are kept in RAM.
+    device : bool
+        Whether anything is read from a storage.
 
     Raises
     ------
@@ -158,7 +167,7 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int, tables_bytes: 
         logits_bytes=logits_bytes,
         tables_base=tables_base,
         tables_bytes=tables_bytes,
-        device_base=_device_page(board) if tables_bytes else 0,
+        device_base=_device_page(board) if device else 0,
     )
 
 

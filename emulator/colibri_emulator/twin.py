@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any
 
 from colibri.accelerator import FakeNpu
-from colibri.board_memory import IN_PLACE
+from colibri.board_memory import IN_PLACE, reads_storage
 from colibri.boards import Accelerator, Board
 from colibri.engine import Engine, MemoryRegion
 from colibri.errors import ColibriError, EmulateError
@@ -82,9 +82,9 @@ def run_twin(
         return unfit_report(image, plan, "native")
     device = _accelerator(board) if bound else None
     load = _load_bytes(board, image, plan)
-    medium = _medium(board, plan, load)
+    medium = _medium(board, image, plan, load)
     order = order_of_image(image)
-    meter = _Meter(_clock(board, plan, medium, device, order, faults), load)
+    meter = _Meter(_clock(board, image, plan, medium, device, order, faults), load)
     regions = _guarded_regions(plan, side)
     engine = Engine(
         image,
@@ -117,7 +117,7 @@ def run_twin(
             board,
             plan,
             order,
-            unpriced=medium is None and (bool(load) or plan.weights == "streamed"),
+            unpriced=medium is None and (bool(load) or reads_storage(image, plan.weights)),
             device=device.name if device else None,
         ),
         fits=True,
@@ -252,6 +252,7 @@ def _accelerator_use(device: Accelerator, experts: int, engine: Engine) -> Accel
 
 def _clock(
     board: Board,
+    image: Image,
     plan: Plan,
     medium: Medium | None,
     device: Accelerator | None,
@@ -271,7 +272,7 @@ def _clock(
         medium=medium,
         accelerator=device,
         order=order,
-        copies=plan.weights == "streamed-mapped",
+        copies=plan.weights != "mapped" and not reads_storage(image, plan.weights),
         faults=faults,
     )
 
@@ -287,9 +288,9 @@ def streaming_notes(plan: Plan) -> list[str]:
     return [f"experts are streamed: {plan.experts['why']}"] if plan.experts else []
 
 
-def _medium(board: Board, plan: Plan, load: int) -> Medium | None:
+def _medium(board: Board, image: Image, plan: Plan, load: int) -> Medium | None:
     """What the image is read from, or None where nothing is read or nothing is known."""
-    if plan.weights == "streamed":
+    if reads_storage(image, plan.weights):
         return file_medium(board)
     return boot_medium(board) if load else None
 

@@ -17,7 +17,6 @@ from unicorn.unicorn_py3.unicorn import uclib
 
 from colibri.boards import Board, Region
 from colibri.errors import EmulateError
-from colibri.image import Image
 from colibri_emulator.block_device import BlockDevice
 from colibri_emulator.build_firmware import Firmware
 from colibri_emulator.faults import NO_FAULTS, Faults
@@ -194,10 +193,7 @@ class _Session:
     def _attach(self, firmware: Firmware, faults: Faults) -> None:
         """The storage that the image stays in."""
         assert firmware.layout is not None
-        image = Image(firmware.model, map=False)
-        device = BlockDevice(
-            image.paths, self._store, uncounted=image.meta_bytes, faults=faults
-        )  # fmt: skip
+        device = BlockDevice(firmware.model, self._store, faults)
         self._uc.mmio_map(
             firmware.layout.device_base, _PAGE,
             lambda _uc, offset, _size, _user: device.load(offset), None,

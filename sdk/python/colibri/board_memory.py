@@ -61,20 +61,26 @@ def streamed_weights(board: Board, image: Image) -> Weights:
     Raises
     ------
     PlanError
-        For a board without an operating system whose flash does not hold the image, and that has
-        no storage beside it.
+        For a board without an operating system whose flash does not hold the image, or not all of
+        its files, and that has no storage beside it.
     """
     if board.os == "linux":
         return "streamed"
     flash = board.region(board.firmware.model_region)
-    if flash.kind in IN_PLACE and not _bare_metal(board, image, "streamed-mapped").problem:
-        return "streamed-mapped"
+    held = flash.kind in IN_PLACE and not _bare_metal(board, image, "streamed-mapped").problem
     if any(not storage.xip for storage in board.storage):
-        return "streamed"
+        return "streamed-mapped" if held else "streamed"
+    if held and len(image.files) == 1:
+        return "streamed-mapped"
     raise PlanError(
         f"board {board.id} has no storage that experts could be read from",
         hint="add a [[storage]] that is not xip to its board file, or flash that holds the image",
     )
+
+
+def reads_storage(image: Image, weights: Weights) -> bool:
+    """Whether experts come from a storage, and not from where the CPU reads the image itself."""
+    return weights == "streamed" or (weights == "streamed-mapped" and len(image.files) > 1)
 
 
 def board_memory(
@@ -124,7 +130,8 @@ def _bare_metal(board: Board, image: Image, weights: Weights) -> BoardMemory:
     # Imported late: the emulator is built on this package.
     from colibri_emulator.layout import IMAGE, board_layout
 
-    refuse_companions(image, f"board {board.id} has no files")
+    if weights == "mapped":
+        refuse_companions(image, f"board {board.id} has no files")
     reserved = tuple(_reserved(board))
     tables = image.meta_bytes if weights == "streamed" else 0
     try:

@@ -19,7 +19,7 @@ from colibri import _core
 from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
 from colibri.engine import KV_TYPES, make_limits, policy_name
-from colibri.errors import DoesNotFitError, Lack, PlanError
+from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.image import Image
 from colibri.status import LIMITS
 
@@ -184,7 +184,11 @@ def plan_or_stream(image: Image, board: Board, **options: Any) -> Plan:
 
     `options` are those of `plan`. The reason is the last part of ``experts["why"]``.
     """
-    resident = plan(image, board, **options)
+    try:
+        resident = plan(image, board, **options)
+    except ImageError as refused:  # an image in several files, where only a storage has files
+        streamed = plan(image, board, **options, streamed=True)
+        return _because(streamed, str(refused.what))
     if resident.fits:
         return resident
     try:
@@ -193,8 +197,13 @@ def plan_or_stream(image: Image, board: Board, **options: Any) -> Plan:
         return resident
     if not streamed.fits or streamed.experts is None:
         return resident
-    why = f"{streamed.experts['why']}; streamed because with all weights {resident.advice[0]}"
-    return replace(streamed, experts=streamed.experts | {"why": why})
+    return _because(streamed, f"with all weights {resident.advice[0]}")
+
+
+def _because(streamed: Plan, reason: str) -> Plan:
+    experts = streamed.experts or {}
+    why = f"{experts.get('why', '')}; streamed because {reason}"
+    return replace(streamed, experts=experts | {"why": why} if experts else None)
 
 
 def _at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
