@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from colibri.boards import Accelerator, Board, Core, Region
 from colibri.image_format import Order
-from colibri_emulator.compute_rate import ComputeRate, compute_rate
+from colibri_emulator.compute_rate import ComputeRate, checksum_cycles, compute_rate
 from colibri_emulator.device_time import (
     BACKEND_COPY,
     BACKEND_START,
@@ -61,10 +61,6 @@ SPREAD: Mapping[str, tuple[float, float, float]] = {
 # Set-up of one operation, and of handing it to workers and waiting for them.
 _CYCLES_ALONE = 400
 _CYCLES_SHARED = 4000
-
-
-# Of colibri_crc32, which checks what was read: counted on a Cortex-M33 (docs/emulator.md).
-_CRC_CYCLES = 12
 
 
 @dataclass(frozen=True)
@@ -178,6 +174,10 @@ class Clock:
             self._speeds[name] = self._region_speed(board.region(name))
         if medium is not None:
             self._add_medium(medium)
+        if placement.slots is not None:
+            text = "colibri_crc32: instructions counted in emulation"
+            each = checksum_cycles(self._core)
+            self._note("checksum of what is read", each, "cycles/byte", "assumed", text)
         self._device = self._add_accelerator(accelerator) if accelerator is not None else {}
         self._device_name = accelerator.name if accelerator is not None else ""
         self._copies = copies
@@ -273,7 +273,7 @@ class Clock:
         return StorageTime(
             lambda size: read(size, min(size, PIECE)),
             lambda size: read(size, STREAM_BLOCK),
-            check=_CRC_CYCLES / self._core.freq_hz / factor,
+            check=checksum_cycles(self._core) / self._core.freq_hz / factor,
             copies=self._copies,
             faults=faults,
         )

@@ -17,7 +17,9 @@ Where code and data share a region, the application's part starts at code_offset
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
@@ -30,6 +32,7 @@ MODEL_ALIGNMENT = 4096
 ALIGNMENT = 64
 IMAGE = "the image"  # as messages call it
 PAGE = 4096
+_STEP = 0x0100_0000  # between the places that are tried for a device
 
 
 @dataclass(frozen=True)
@@ -172,13 +175,20 @@ def board_layout(
 
 
 def _device_page(board: Board) -> int:
-    """An address for the block device's registers: where a Cortex-M has peripherals, if free."""
+    """An address for the block device's registers, where the board has no region.
+
+    Where a Cortex-M has peripherals, if that is free; below 2 GiB, beyond which Unicorn loses
+    addresses that go through AArch64's page tables.
+    """
     taken = [(base, base + r.size) for r in board.regions for base in (r.base, *r.aliases)]
-    for page in range(0x5000_0000, 0xE000_0000, 0x0100_0000):
+    pages: Iterator[int] = chain(
+        range(0x5000_0000, 0x6000_0000, _STEP), range(_STEP, 0x8000_0000, _STEP)
+    )
+    for page in pages:
         if all(end <= page or page + PAGE <= start for start, end in taken):
             return page
     raise BoardError(
-        f"board {board.id} leaves no page between 0x50000000 and 0xe0000000 for a block device",
+        f"board {board.id} leaves no page below 2 GiB for a block device's registers",
         field="regions",
     )
 
