@@ -96,6 +96,27 @@ static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
     return COLIBRI_OK;
 }
 
+static colibri_status fill_engine(struct engine *e, const colibri_plan_result *plan, const colibri_region *regions,
+                                  const colibri_platform *platform, colibri_error *error)
+{
+    if (platform != NULL)
+        memcpy(&e->platform, platform, platform->struct_bytes < sizeof e->platform
+                                           ? platform->struct_bytes : sizeof e->platform);
+    const colibri_pool *pool = e->platform.pool;
+    if (pool != NULL && pool->workers > plan->limits.workers)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan->limits.workers, pool->workers);
+    e->kernels = e->platform.kernels != NULL ? e->platform.kernels : &colibri_kernels_ref;
+    colibri_status status = carve(e, plan, regions, error);
+    if (status == COLIBRI_OK)
+        status = load_weights(e, error);
+    if (status == COLIBRI_OK)
+        status = colibri_offload_bind(e, error);
+    if (status == COLIBRI_OK)
+        memset(e->buffers[COLIBRI_BUFFER_STATE], 0, (size_t)e->limits.sequences * 8);
+    return status;
+}
+
+/* Built in the caller's handle: beside a plan it would be the largest thing on the stack. */
 colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
@@ -104,30 +125,18 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
     colibri_plan_result plan;
     if (handle == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
-    memset(handle, 0, sizeof *handle); /* a failed init leaves a handle that every call refuses */
+    memset(handle, 0, sizeof *handle);
     colibri_status status = colibri_plan(image, limits, regions, region_count, &plan, error);
     if (status != COLIBRI_OK)
         return status;
     if (!fp_environment_ok())
         return colibri_fail(error, COLIBRI_ERR_FP_ENV, 0, 0, 0);
-    struct engine *e = colibri_engine_of(handle), made = {.image = image};
-    if (platform != NULL)
-        memcpy(&made.platform, platform, platform->struct_bytes < sizeof made.platform
-                                             ? platform->struct_bytes : sizeof made.platform);
-    const colibri_pool *pool = made.platform.pool;
-    if (pool != NULL && pool->workers > plan.limits.workers)
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan.limits.workers, pool->workers);
-    made.kernels = made.platform.kernels != NULL ? made.platform.kernels : &colibri_kernels_ref;
-    status = carve(&made, &plan, regions, error);
-    if (status == COLIBRI_OK)
-        status = load_weights(&made, error);
-    if (status == COLIBRI_OK)
-        status = colibri_offload_bind(&made, error);
+    struct engine *e = colibri_engine_of(handle);
+    e->image = image;
+    status = fill_engine(e, &plan, regions, platform, error);
     if (status != COLIBRI_OK)
-        return status;
-    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, (size_t)made.limits.sequences * 8);
-    *e = made;
-    return COLIBRI_OK;
+        memset(handle, 0, sizeof *handle); /* a failed init leaves a handle that every call refuses */
+    return status;
 }
 
 #define BROKEN UINT32_MAX /* length of a sequence whose states a failed call has left halfway */
