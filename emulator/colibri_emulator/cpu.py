@@ -13,7 +13,7 @@ from colibri.status import error_from
 from colibri_emulator import mailbox
 from colibri_emulator.faults import NO_FAULTS, Faults
 from colibri_emulator.machine import EngineName, Result, run_on_cpu
-from colibri_emulator.report import Counts, EmulationReport, ExpertUse, RegionUse
+from colibri_emulator.report import Counts, EmulationReport, RegionUse
 from colibri_emulator.twin import READ_ERRORS, arena_used, slots_of, streaming_notes, unfit_report
 
 
@@ -90,7 +90,7 @@ def cpu_report(
             )
             for free in plan.memory.regions
         ],
-        experts=ExpertUse(**result.experts._asdict()) if result.experts else None,
+        experts=result.experts._asdict() if result.experts else None,
         counted=Counts(
             instructions=result.instructions,
             stack_bytes=result.stack_bytes or None,  # 0: the engine does not see the stack

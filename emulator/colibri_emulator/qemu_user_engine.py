@@ -14,7 +14,7 @@ from colibri.boards import Board
 from colibri.engine import POLICIES, ExpertStats, policy_name
 from colibri.errors import EmulateError
 from colibri_emulator.build_firmware import Firmware
-from colibri_emulator.machine import Buffer, Result
+from colibri_emulator.machine import Buffer, Result, no_experts
 from colibri_emulator.mailbox import KV_TYPES, Request
 from colibri_emulator.qemu_engine import counting, read_count
 
@@ -82,8 +82,18 @@ class QemuUserMachine:
 
 
 def _experts(given: list[int]) -> ExpertStats | None:
-    slots, per_layer, policy, *counts = given
-    return ExpertStats(slots, per_layer, policy_name(policy), *counts) if slots else None
+    slots, per_layer, policy, hits, misses, size, retries = given
+    if not slots:
+        return None
+    return no_experts()._replace(
+        slots=slots,
+        slots_per_layer=per_layer,
+        policy=policy_name(policy),
+        hits=hits,
+        misses=misses,
+        bytes_read=size,
+        retries=retries,
+    )
 
 
 def _arguments(request: Request) -> list[str]:

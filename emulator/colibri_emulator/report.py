@@ -97,18 +97,6 @@ class AcceleratorUse(_Model):
     copied: int  # counted: bytes over DMA, weights included
 
 
-class ExpertUse(_Model):
-    """Streamed experts, counted: slots, and what became of the experts of all steps."""
-
-    slots: int
-    slots_per_layer: int  # 0: shared by all layers
-    policy: str
-    hits: int
-    misses: int
-    bytes_read: int
-    retries: int
-
-
 class RegionUse(_Model):
     """One region of the board during the run."""
 
@@ -160,7 +148,7 @@ class EmulationReport(_Model):
     high_water: int
     regions: list[RegionUse]
     accelerator: AcceleratorUse | None = None
-    experts: ExpertUse | None = None
+    experts: dict[str, Any] | None = None  # counted, by the names of `colibri.engine.ExpertStats`
     predicted: Prediction | None = None
     counted: Counts | None = None
     fault: str | None = None
@@ -196,7 +184,7 @@ class EmulationReport(_Model):
             rows.add_row(name, f"{value}  (counted)")
         for name, value in self._accelerator(self.accelerator) if self.accelerator else ():
             rows.add_row(name, value)
-        for name, value in self._experts(self.experts) if self.experts else ():
+        for name, value in _expert_rows(self.experts) if self.experts else ():
             rows.add_row(name, value)
         return rows
 
@@ -228,18 +216,6 @@ class EmulationReport(_Model):
             busy = f"{device.busy_share:.0%} of the time"
             yield f"{use.name} at work", f"{busy}, {hidden}  (predicted)"
 
-    def _experts(self, use: ExpertUse) -> Iterator[tuple[str, str]]:
-        sharing = f"{use.slots_per_layer} a layer" if use.slots_per_layer else "shared by layers"
-        yield "expert slots", f"{use.slots} ({sharing}), {use.policy} makes room"
-        asked = use.hits + use.misses
-        rate = f" ({use.hits / asked:.1%})" if asked else ""
-        again = f", {use.retries} read again" if use.retries else ""
-        yield (
-            "experts asked for",
-            f"{use.hits:,} hits{rate}, {use.misses:,} misses, {use.bytes_read:,} B read{again}"
-            "  (counted)",
-        )
-
     def _memory(self) -> Table:
         rows = table("Memory", "region", ">size", ">planned", ">high water", ">written", "")
         for use in self.regions:
@@ -252,6 +228,16 @@ class EmulationReport(_Model):
                 bar(use.high_water, use.size, 16),
             )
         return rows
+
+
+def _expert_rows(use: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    per_layer, again = use["slots_per_layer"], use["retries"]
+    sharing = f"{per_layer} a layer" if per_layer else "shared by layers"
+    yield "expert slots", f"{use['slots']} ({sharing}), {use['policy']} makes room"
+    hits, misses = use["hits"], use["misses"]
+    rate = f" ({hits / (hits + misses):.1%})" if hits + misses else ""
+    told = f"{hits:,} hits{rate}, {misses:,} misses, {use['bytes_read']:,} B read"
+    yield "experts asked for", told + (f", {again} read again" if again else "") + "  (counted)"
 
 
 def _speed_table(predicted: Prediction) -> Table:

@@ -30,7 +30,6 @@ from colibri_emulator.memory import GuardedRegion, Side
 from colibri_emulator.report import (
     AcceleratorUse,
     EmulationReport,
-    ExpertUse,
     Machine,
     Prediction,
     RegionUse,
@@ -132,7 +131,7 @@ def run_twin(
         high_water=sum(use.high_water for use in uses),
         regions=uses,
         accelerator=_accelerator_use(device, len(bound), engine) if device else None,
-        experts=ExpertUse(**engine.experts._asdict()) if plan.experts else None,
+        experts=engine.experts._asdict() if plan.experts else None,
         predicted=meter.prediction(run.done),
     )
 

@@ -119,12 +119,12 @@ def test_the_twin_has_the_resident_runs_bits_in_any_slots(
     assert same(report, resident)
     use = report.experts
     assert use is not None
-    assert use.slots == slots
-    assert use.bytes_read == use.misses * demo.experts[0].bytes
-    assert use.retries == 0
+    assert use["slots"] == slots
+    assert use["bytes_read"] == use["misses"] * demo.experts[0].bytes
+    assert use["retries"] == 0
     assert report.high_water == made.total_bytes
     if slots == 96:
-        assert use.misses == len(set(_asked(demo, request_)))
+        assert use["misses"] == len(set(_asked(demo, request_)))
 
 
 def _asked(demo: Image, request: Request) -> list[tuple[int, int]]:
@@ -229,7 +229,7 @@ def test_a_model_larger_than_the_board_needs_the_boards_memory(tmp_path: Path) -
         image.verify()
         report = run_twin(image, board, request, made)
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-        print(report.logits_crc32, report.high_water, report.experts.misses > 20, grown << 10)
+        print(report.logits_crc32, report.high_water, report.experts['misses'] > 20, grown << 10)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True
@@ -278,8 +278,11 @@ def test_what_reading_again_mends_costs_time_and_changes_nothing(
     assert bad.fault is None
     assert good.experts is not None
     assert bad.experts is not None
-    assert bad.experts.retries == 4  # the first two are of the dense weights, one is only late
-    assert (bad.experts.hits, bad.experts.misses) == (good.experts.hits, good.experts.misses)
+    assert bad.experts["retries"] == 4  # the first two are of the dense weights, one is only late
+    assert (bad.experts["hits"], bad.experts["misses"]) == (
+        good.experts["hits"],
+        good.experts["misses"],
+    )
     assert good.predicted is not None
     assert bad.predicted is not None
     extra = bad.predicted.first_token_s.mid - good.predicted.first_token_s.mid
@@ -293,7 +296,7 @@ def test_a_read_that_stays_bad_ends_in_an_error_that_names_it(
     made = plan(demo, board, CONTEXT, streamed=True, expert_slots=QUARTER)
     total = run_twin(demo, board, request_, made).experts
     assert total is not None
-    last = 1 + total.misses  # of the last token, or the one before
+    last = 1 + total["misses"]  # of the last token, or the one before
     report = run_twin(
         demo, board, request_, made, faults=parse_faults(f"{last}-{last + 99}:{kind}")
     )
@@ -305,7 +308,7 @@ def test_a_read_that_stays_bad_ends_in_an_error_that_names_it(
     assert 1 <= len(report.tokens) < len(resident.tokens)
     assert report.tokens == resident.tokens[: len(report.tokens)]
     assert report.experts is not None
-    assert report.experts.retries == 2
+    assert report.experts["retries"] == 2
 
 
 def test_dense_weights_that_cannot_be_read_are_an_error(
@@ -386,8 +389,8 @@ def test_firmware_streams_as_the_twin_does(
     assert same(twin, resident)
     assert report.experts == twin.experts
     assert report.experts is not None
-    assert (report.experts.slots, report.experts.policy) == (QUARTER, "frequency")
-    assert (report.experts.retries > 0) == bool(faults)
+    assert (report.experts["slots"], report.experts["policy"]) == (QUARTER, "frequency")
+    assert (report.experts["retries"] > 0) == bool(faults)
     assert report.high_water == made.total_bytes
 
 
@@ -420,7 +423,7 @@ def test_firmware_has_its_core_in_flash_and_experts_on_a_card(
     assert same(twin, resident)
     assert report.experts == twin.experts
     assert report.experts is not None
-    assert report.experts.retries == 2
+    assert report.experts["retries"] == 2
 
 
 def test_firmware_whose_reads_stay_bad_says_which(
@@ -485,7 +488,7 @@ def test_the_command_streams_and_reports(
     assert few["total_bytes"] <= 1800 << 10
     assert few["logits_crc32"] == auto["logits_crc32"]
     assert few["experts"]["slots"] < auto["experts"]["slots"]
-    assert set(few["experts"]) == {
+    assert set(few["experts"]) >= {
         "slots", "slots_per_layer", "policy", "hits", "misses", "bytes_read", "retries",
     }  # fmt: skip
     assert set(few["predicted"]["storage"]) == {"name", "compute_s", "waiting_s", "hidden_share"}
