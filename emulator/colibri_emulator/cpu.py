@@ -9,12 +9,12 @@ from colibri.errors import EmulateError
 from colibri.generate import Request, StopReason
 from colibri.image import Image
 from colibri.planner import Plan
-from colibri.status import error_from
+from colibri.status import READ_ERRORS, error_from
 from colibri_emulator import mailbox
 from colibri_emulator.faults import NO_FAULTS, Faults
 from colibri_emulator.machine import EngineName, Result, run_on_cpu
 from colibri_emulator.report import Counts, EmulationReport, RegionUse
-from colibri_emulator.twin import READ_ERRORS, arena_used, slots_of, streaming_notes, unfit_report
+from colibri_emulator.twin import arena_used, slots_of, streaming_notes, unfit_report
 
 
 def run_cpu(

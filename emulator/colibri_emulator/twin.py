@@ -23,6 +23,7 @@ from colibri.generate import Generation, Request, generate
 from colibri.image import Image
 from colibri.image_format import Order
 from colibri.planner import Plan
+from colibri.status import READ_ERRORS
 from colibri.weight_order import order_of_core, order_of_image
 from colibri_emulator.clock import Charge, Clock, Placement, predict
 from colibri_emulator.faults import NO_FAULTS, Faults
@@ -36,8 +37,6 @@ from colibri_emulator.report import (
     Shortfall,
 )
 from colibri_emulator.storage import Medium, boot_medium, file_medium
-
-READ_ERRORS = (60, 62)  # COLIBRI_ERR_STORAGE, COLIBRI_ERR_CORRUPT
 
 
 def run_twin(

@@ -10,11 +10,6 @@
 #include "colibri_posix.h"
 #include "support.h"
 
-#define EXPECT(condition)                                             \
-    do {                                                              \
-        if (!(condition)) stop(1, "line %d: %s", __LINE__, #condition); \
-    } while (0)
-
 enum { MAX_CALLS = 64, MAX_BINDINGS = 4096 };
 
 static colibri_image image;

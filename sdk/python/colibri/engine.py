@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
 from colibri.accelerator import FakeNpu
-from colibri.errors import EngineError, PlanError
+from colibri.errors import EngineError, ImageError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
 from colibri.sampling import Sampler, Sampling
@@ -70,14 +70,13 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
 
 #: Which expert makes room for another; "auto": what the library finds best for that many slots.
 POLICIES = {"auto": 0, **_core.POLICIES}
+MOST_MEMORY = 2**62  # bytes; no address space has them
+KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
 def policy_name(number: int) -> str:
     """What `POLICIES` calls a number."""
     return next(name for name, value in POLICIES.items() if value == number)
-
-
-KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
 def make_limits(
@@ -100,6 +99,8 @@ def make_limits(
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
             hint = "use 1 or more" if value < 1 else "at most 2^32 - 1"
+            if name == "expert_slots":
+                hint = "leave it out for as many as fit"
             raise PlanError(f"limit '{name}' is {value}", hint=hint)
     return _core.Limits(
         sequences=sequences,
@@ -130,6 +131,26 @@ def as_tokens(tokens: ArrayLike) -> NDArray[np.uint32]:
             hint="use 0 to 2^32 - 1",
         )
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def check_memory(memory: object) -> None:
+    """PlanError for sizes that are none, and for no regions."""
+    if isinstance(memory, int) and not 0 <= memory <= MOST_MEMORY:
+        raise PlanError(f"memory is {memory:,} bytes", hint=f"use 0 .. {MOST_MEMORY:,}")
+    if isinstance(memory, Sequence) and not memory:
+        raise PlanError("memory has no regions", hint="give one or more, or leave it out")
+
+
+def check_pins(image: Image, pins: Sequence[tuple[int, int]], weights: str) -> None:
+    """PlanError for pins that are not experts of the image, or that nothing is read for."""
+    if pins and not weights.startswith("streamed"):
+        raise PlanError("only streamed experts can be pinned", hint="use weights='streamed'")
+    each = image.config["experts"] - image.config["identities"]
+    for layer, expert in pins:
+        if layer not in image.expert_layers or not 0 <= expert < each:
+            layers = ", ".join(map(str, image.expert_layers))
+            hint = f"experts are 0 .. {each - 1} of layers {layers}" if each else "pin nothing"
+            raise PlanError(f"pin ({layer}, {expert}) is no expert", file=image.name, hint=hint)
 
 
 class Engine:
@@ -204,12 +225,15 @@ class Engine:
         faults: Sequence[tuple[int, str]] = (),
         recorder: _core.Recorder | None = None,
     ) -> None:
-        self.image = image if isinstance(image, Image) else Image(image)
+        in_place = weights != "streamed"  # what is not mapped cannot vanish from under the engine
+        self.image = image if isinstance(image, Image) else Image(image, map=in_place)
         limits = make_limits(
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
             profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
         )  # fmt: skip
-        regions, most = None, 2**62
+        check_memory(memory)
+        check_pins(self.image, pins, weights)
+        regions, most = None, MOST_MEMORY
         if isinstance(memory, int):
             most = memory
         elif memory is not None:
@@ -226,6 +250,8 @@ class Engine:
                 [layer << 16 | expert for layer, expert in pins], most,
                 [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults],
             )  # fmt: skip
+        except ImageError as error:
+            raise self.image.named(error) from None
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
         except MemoryError:
@@ -261,7 +287,8 @@ class Engine:
         self._check_sequence(sequence)
         sequences = None if sequence == 0 else np.full(tokens.size, sequence, np.uint32)
         want = np.ones(tokens.size, np.uint8) if all_logits else None
-        logits = self.core.infer(tokens, sequences, want)
+        with self.image.named_errors():
+            logits = self.core.infer(tokens, sequences, want)
         return logits if all_logits else logits[0]
 
     def infer_batch(
@@ -270,7 +297,8 @@ class Engine:
         """Tokens of several sequences at once: one row per true element of `want`, in order."""
         wanted = np.ascontiguousarray(np.asarray(want, dtype=bool), dtype=np.uint8)
         try:
-            return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
+            with self.image.named_errors():
+                return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
         except ValueError as error:
             raise EngineError(str(error)) from None
 
@@ -306,7 +334,8 @@ class Engine:
 
     def selftest(self) -> None:
         """Runs the image's golden vector; EngineError when the numbers differ."""
-        self.core.selftest()
+        with self.image.named_errors():
+            self.core.selftest()
 
     def take_trace(self) -> NDArray[np.void]:
         """Events since the last call, as an array of dtype `EVENT`."""

@@ -300,6 +300,7 @@ class _Planner:
             yield f"--context {longest} fits"
         yield from self._smaller_kv()
         yield from self._smaller_batch()
+        yield from self._fewer_slots()
 
     def _smaller_kv(self) -> Iterator[str]:
         order = ("f32", "f16", "q8")
@@ -318,6 +319,14 @@ class _Planner:
                 yield f"--batch {batch} fits"
                 return
             batch //= 2
+
+    def _fewer_slots(self) -> Iterator[str]:
+        if not self.limits.expert_slots:
+            return
+        left_out = _changed(self.limits, expert_slots=0)
+        result = _core.plan(self.image.core, left_out, self.regions)
+        if result["shortage"] is None:
+            yield f"--expert-slots {result['limits'].expert_slots} fits"
 
 
 def _used_up(board: Board) -> FreeRegion:

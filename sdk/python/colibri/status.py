@@ -39,9 +39,10 @@ _CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
 _BINDINGS = 8
-_NO_EXPERT = 0xFFFF0000
 _BACKEND_MEMORY = 2
+NO_EXPERT = 0xFFFF0000
 CHECKSUM = 44
+READ_ERRORS = (60, 62)  # of storage; of what was read
 BACKEND = 61
 
 
@@ -115,9 +116,9 @@ def _unsupported_hint(s: RuntimeStatus) -> str:
 def _read(s: RuntimeStatus) -> str:
     """`where` is an expert, or 0xFFFF0000 and the number of a file."""
     what = f"reading failed at offset {s.have:#x} ({s.need:,} bytes)"
-    if s.where < _NO_EXPERT:
+    if s.where < NO_EXPERT:
         return f"layer {s.where >> 16}, expert {s.where & 0xFFFF}: {what}"
-    file = s.where - _NO_EXPERT
+    file = s.where - NO_EXPERT
     return f"{what} of companion file {file}" if file else what
 
 
@@ -203,7 +204,8 @@ _RULES: dict[int, _Rule] = {
               lambda _: _REPACK),
     47: _Rule(ImageError, _unsupported, _unsupported_hint),
     48: _Rule(ImageError, _companion, _companion_hint),
-    60: _Rule(ImageError, _read, lambda _: "check the file and its medium"),
+    60: _Rule(ImageError, _read, lambda _: "run again; if it stays, check the medium, or copy "
+                                         "the file again"),
     62: _Rule(ImageError, _corrupt, lambda _: "run again; if it stays, copy the file again"),
     61: _Rule(EngineError, _backend, _backend_hint),
     80: _Rule(EngineError, lambda s: f"NaN or infinity came up (layer or row {s.where})",

@@ -22,7 +22,7 @@ MemoryOption = Annotated[
 ]
 SlotsOption = Annotated[
     int | None,
-    typer.Option("--expert-slots", min=1, help="Stream experts: how many are in memory at once."),
+    typer.Option("--expert-slots", help="Stream experts: how many are in memory at once."),
 ]
 PolicyOption = Annotated[
     Policy,
