@@ -91,7 +91,9 @@ class QemuMachine:
         if firmware.layout.device_base:
             raise EmulateError(
                 "QEMU's machines have no block device to read the image from",
-                hint="--engine unicorn, or --machine native",
+                hint="--engine unicorn, or --machine native"
+                if self._board.firmware.unicorn_cpu and request.workers <= 1
+                else "--machine native",
             )
         program = Program(firmware.elf)
         run = run_bare(
