@@ -11,14 +11,16 @@ clock (`clock`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from colibri.accelerator import FakeNpu
+from colibri.arena import MemoryRegion
 from colibri.board_memory import IN_PLACE, reads_storage
 from colibri.boards import Accelerator, Board
-from colibri.engine import Engine, MemoryRegion
+from colibri.engine import Engine
 from colibri.errors import ColibriError, EmulateError
+from colibri.experts.pins import Pin
 from colibri.generate import Generation, Request, generate
 from colibri.image import Image
 from colibri.image_format import Order
@@ -48,6 +50,7 @@ def run_twin(
     kernels: str = "auto",
     side: Side = "end",
     bound: tuple[tuple[int, int], ...] = (),
+    pins: Sequence[Pin] = (),
     faults: Faults = NO_FAULTS,
     on_token: Callable[[int], None] | None = None,
 ) -> EmulationReport:
@@ -67,6 +70,8 @@ def run_twin(
         The edge of each region that touches a guard page.
     bound : tuple of (layer, expert)
         Experts that the board's accelerator computes; `colibri.accelerator.bound_experts`.
+    pins : sequence of (layer, expert)
+        Streamed experts that stay, as `Engine` takes them.
     faults : Faults
         Reads of streamed weights that go wrong. What the runtime cannot mend by reading again ends
         the run; the report's `fault` is its error.
@@ -98,6 +103,7 @@ def run_twin(
         ],
         trace=True,
         accelerator=FakeNpu(bound, device.memory_bytes) if device else None,
+        pins=pins,
         faults=faults.outcomes(),
         weights=plan.weights,
         **slots_of(plan),

@@ -149,6 +149,18 @@ def test_streaming_is_chosen_where_nothing_else_fits(demo: Image, board: Board) 
     assert nothing.weights == "mapped"
 
 
+def test_pins_stay_and_change_no_bit(
+    demo: Image, board: Board, request_: Request, resident: Generation
+) -> None:
+    pins = [(layer, expert) for expert in (3, 5) for layer in range(6)]
+    made = plan(demo, board, CONTEXT, streamed=True, expert_slots=QUARTER, pins=pins)
+    report = run_twin(demo, board, request_, made, pins=pins)
+    assert same(report, resident)
+    assert made.experts is not None
+    assert report.experts is not None
+    assert report.experts["pinned"] == made.experts["pinned"] == 12
+
+
 @pytest.mark.parametrize("name", ["card", "pimoroni-pico-plus-2"])
 def test_the_report_splits_time_and_says_what_is_predicted(
     demo_image: Packed, board: Board, request_: Request, resident: Generation, name: str
@@ -495,5 +507,7 @@ def test_the_command_streams_and_reports(
     code, bad = told("--faults", "20-90:never")
     assert code == 1
     assert "reading failed" in bad["fault"]
+    assert cli.main([*base, "--machine", "cpu", "--pin", "trace.json"]) == 2
+    assert "pins no experts" in capsys.readouterr().err
     code = cli.main([*base, "--faults", "nonsense"])
     assert code == 2

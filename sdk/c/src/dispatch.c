@@ -326,6 +326,24 @@ static void compute_active(const struct colibri_dispatch *d, struct activations 
     }
 }
 
+/* Those that were missing, as they arrive; a bound one goes to its backend out of its slot. */
+static colibri_status run_arriving(struct colibri_stream *s, struct colibri_dispatch *d, struct activations *in,
+                                   const float *weights, float *outputs)
+{
+    colibri_status status = COLIBRI_OK;
+    struct colibri_offload away;
+    while (status == COLIBRI_OK && colibri_stream_next(s, d, &status)) {
+        status = colibri_offload_start(&away, d, in, weights, outputs);
+        if (status == COLIBRI_OK) {
+            compute_active(d, in, outputs);
+            status = colibri_offload_wait(&away);
+        }
+        if (status != COLIBRI_OK)
+            colibri_stream_abandon(s, d);
+    }
+    return status;
+}
+
 colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in)
 {
     const colibri_config *c = &e->image->config;
@@ -334,22 +352,24 @@ colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct ac
     if (status != COLIBRI_OK)
         return status;
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
+    const float *weights = on_input ? d.weights : NULL;
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
     struct colibri_offload away;
     struct colibri_stream stream;
-    status = colibri_offload_start(&away, &d, in, on_input ? d.weights : NULL, outputs);
-    if (status != COLIBRI_OK)
-        return status;
-    if (colibri_streams(e))
-        colibri_stream_start(&stream, &d);
-    compute_active(&d, in, outputs);
     struct combine combine = {&d, outputs, NULL, NULL,
                               colibri_vector_of(e, layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
-    share(&d, in, &combine);
-    while (colibri_streams(e) && colibri_stream_next(&stream, &d, &status))
+    if (colibri_streams(e))
+        colibri_stream_start(&stream, &d);
+    status = colibri_offload_start(&away, &d, in, weights, outputs);
+    if (status == COLIBRI_OK) {
         compute_active(&d, in, outputs);
-    if (status == COLIBRI_OK)
+        share(&d, in, &combine);
         status = colibri_offload_wait(&away);
+    }
+    if (colibri_streams(e) && status == COLIBRI_OK)
+        status = run_arriving(&stream, &d, in, weights, outputs);
+    else if (colibri_streams(e))
+        colibri_stream_abandon(&stream, &d);
     if (status == COLIBRI_OK)
         colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
     return status;

@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
 from colibri.accelerator import FakeNpu
+from colibri.arena import Arena, MemoryRegion
 from colibri.errors import EngineError, ImageError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
@@ -29,20 +30,12 @@ EVENT = np.dtype(
 )  # fmt: skip
 
 
-class MemoryRegion(NamedTuple):
-    """Memory that the caller gives an engine and keeps alive while it is used."""
-
-    name: str
-    address: int
-    size: int
-    rank: int = 0
-
-
 class ExpertStats(NamedTuple):
     """Streamed experts: slots, and what became of the experts of all steps, counted.
 
     A step asks once for each expert that any of its tokens chose.  `slots_per_layer` is 0 when
-    all layers share the slots; everything is 0 when nothing is streamed.
+    all layers share the slots; `pinned` of the engine's pins had room; everything is 0 when
+    nothing is streamed.
     """
 
     slots: int
@@ -52,6 +45,7 @@ class ExpertStats(NamedTuple):
     misses: int
     bytes_read: int
     retries: int
+    pinned: int
 
 
 class Step(NamedTuple):
@@ -176,16 +170,19 @@ class Engine:
         Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``,
         ``"streamed"``, ``"streamed-mapped"``: experts are read when they are needed, and only the
         rest is loaded or mapped).
-    memory : int or sequence of MemoryRegion, optional
-        Bytes that the engine's own memory may have, or memory to use instead of it; the caller
-        keeps that alive.
+    memory : int, Arena or sequence of MemoryRegion, optional
+        Bytes that the engine's own memory may have, streamed: with the image's tables, which are
+        always in memory; or memory to use instead of it: an arena, beside the engines there, or
+        regions that the caller keeps alive.
     expert_slots : int, optional
-        Streamed: experts in memory at once. Default: as many as fit `memory`. Results do not
-        depend on it.
+        Streamed: experts in memory at once. Default: as many as fit `memory`, which in an arena
+        is all that is left. Results do not depend on it.
     policy : {"auto", "lru", "frequency", "least-stale"}
         Streamed: which expert makes room for another. Results do not depend on it.
     pins : sequence of (layer, expert)
-        Streamed: experts that stay once they have been read.
+        Streamed: experts that stay once they have been read, the hottest first. Half of a layer's
+        slots may be pinned (of all, when layers share them), and what a token uses must fit
+        beside them; `experts` tells how many had room.
     threads : int, optional
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
@@ -215,7 +212,7 @@ class Engine:
         sequences: int = 1,
         profile: str = "wide",
         weights: str = "mapped",
-        memory: int | Sequence[MemoryRegion] | None = None,
+        memory: int | Arena | Sequence[MemoryRegion] | None = None,
         expert_slots: int | None = None,
         policy: str = "auto",
         pins: Sequence[tuple[int, int]] = (),
@@ -233,23 +230,29 @@ class Engine:
         )  # fmt: skip
         check_memory(memory)
         check_pins(self.image, pins, weights)
-        regions, most = None, MOST_MEMORY
-        if isinstance(memory, int):
-            most = memory
-        elif memory is not None:
-            regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        most = memory if isinstance(memory, int) else MOST_MEMORY
         if weights.startswith("streamed"):
             self.image.read_ahead()
         npu = None
         if accelerator is not None:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
-        try:
-            self.core = _core.Engine(
+
+        def make(
+            regions: Sequence[MemoryRegion] | None, beside: _core.Engine | None = None
+        ) -> _core.Engine:
+            return _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
-                [layer << 16 | expert for layer, expert in pins], most,
+                [layer << 16 | expert for layer, expert in pins], most, beside,
                 [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults],
             )  # fmt: skip
+
+        try:
+            if isinstance(memory, Arena):
+                self.core = memory.place(self.image.core, make)
+            else:
+                regions = None if memory is None or isinstance(memory, int) else memory
+                self.core = make(regions and [MemoryRegion(*region) for region in regions])
         except ImageError as error:
             raise self.image.named(error) from None
         except (ValueError, RuntimeError) as error:
@@ -258,6 +261,7 @@ class Engine:
             raise EngineError(
                 "this machine has not that much memory", hint="ask for less"
             ) from None
+        self.memory = memory  # lives as long as the engine
         self.context = context or self.image.context
         self.vocabulary = self.image.vocabulary
 
@@ -329,7 +333,7 @@ class Engine:
         stats = self.core.expert_stats()
         return ExpertStats(
             stats["slots"], stats["slots_per_layer"], policy_name(stats["policy"]), stats["hits"],
-            stats["misses"], stats["bytes_read"], stats["retries"],
+            stats["misses"], stats["bytes_read"], stats["retries"], stats["pinned"],
         )  # fmt: skip
 
     def selftest(self) -> None:

@@ -34,9 +34,11 @@ from colibri.cli.requests import (
 )
 from colibri.cli.streaming import (
     MemoryOption,
+    PinOption,
     PolicyOption,
     SlotsOption,
     memory_bytes,
+    pins_for,
     wants_streaming,
 )
 from colibri.errors import EXIT_DOES_NOT_FIT
@@ -104,6 +106,7 @@ def emulate(
     memory: MemoryOption = None,
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
+    pin: PinOption = None,
     faults: FaultsOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -117,7 +120,7 @@ def emulate(
     from colibri_emulator.faults import NO_FAULTS, parse_faults
     from colibri_emulator.twin import run_twin
 
-    _refuse_contradiction(machine, engine, kernels, bind)
+    _refuse_contradiction(machine, engine, kernels, bind, pin)
     injected = parse_faults(faults) if faults is not None else NO_FAULTS
     opened, loaded = Image(image, map=False), load_board(board)
     bound = _bound(opened, loaded, bind or [])
@@ -132,8 +135,17 @@ def emulate(
         top_p=top_p,
         seed=seed,
     )
-    limits = {"context": context, "batch": batch, "workers": workers, "kv": kv}
-    planned = _plan(opened, loaded, limits, machine, memory, expert_slots, policy)
+    pins = pins_for(opened, pin) if machine == "native" else []
+    limits: dict[str, Any] = {
+        "context": context,
+        "batch": batch,
+        "workers": workers,
+        "kv": kv,
+        "pins": pins,
+    }
+    if wants_streaming(memory, expert_slots, policy, pin=pin):
+        limits |= {"streamed": True, "expert_slots": expert_slots, "policy": policy}
+    planned = _plan(opened, loaded, limits, machine, memory)
     opened.verify()
     if planned.weights != "streamed":  # they are used where the file is mapped
         opened = Image(image)
@@ -150,6 +162,7 @@ def emulate(
                 planned,
                 kernels=kernels,
                 bound=bound,
+                pins=pins if planned.experts else (),
                 faults=injected,
                 on_token=lambda _: step(1),
             )
@@ -165,21 +178,14 @@ def emulate(
 
 
 def _plan(
-    image: Image,
-    board: Board,
-    limits: dict[str, Any],
-    machine: str,
-    memory: str | None,
-    slots: int | None,
-    policy: str,
+    image: Image, board: Board, limits: dict[str, Any], machine: str, memory: str | None
 ) -> Plan:
     """Experts are streamed where that is asked for, or where nothing else fits."""
     from colibri.planner import plan, plan_or_stream
     from colibri_emulator.twin import slots_of
 
-    if not wants_streaming(memory, slots, policy):
+    if not limits.get("streamed"):
         return plan_or_stream(image, board, **limits)
-    limits |= {"streamed": True, "expert_slots": slots, "policy": policy}
     made = plan(image, board, memory=memory_bytes(memory), **limits)
     if machine == "cpu" and made.fits and memory is not None:
         # Firmware knows its regions, not how much of them it may take: it is told the slots.
@@ -206,13 +212,19 @@ def _bound(image: Image, board: Board, options: list[str]) -> tuple[tuple[int, i
     return tuple(sorted(found))
 
 
-def _refuse_contradiction(machine: str, engine: str, kernels: str, bind: list[str] | None) -> None:
+def _refuse_contradiction(
+    machine: str, engine: str, kernels: str, bind: list[str] | None, pin: str | None
+) -> None:
     """Options of the other machine would be ignored; that must not go unsaid."""
     if machine == "native" and engine != "auto":
         raise typer.BadParameter("is for --machine cpu", param_hint="--engine")
     if machine == "cpu" and bind:
         raise typer.BadParameter(
             "is for --machine native; firmware binds no experts", param_hint="--bind"
+        )
+    if machine == "cpu" and pin not in (None, "none"):
+        raise typer.BadParameter(
+            "is for --machine native; the runner of firmware pins no experts", param_hint="--pin"
         )
     if machine == "cpu" and kernels != "auto":
         raise typer.BadParameter(
