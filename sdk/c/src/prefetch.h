@@ -34,8 +34,8 @@ static inline struct colibri_prefetch *colibri_prefetch_of(const struct engine *
     const struct colibri_expert_cache *c = &e->cache;
     if (c->slot_count == 0 || e->limits.prefetch != COLIBRI_PREFETCH_ON)
         return NULL;
-    uint64_t cache = colibri_cache_bytes(c->layers * c->each, c->slot_count);
-    return (struct colibri_prefetch *)(void *)(e->buffers[COLIBRI_BUFFER_EXPERT_CACHE] + (size_t)cache);
+    uint8_t *end = e->buffers[COLIBRI_BUFFER_EXPERT_CACHE] + (size_t)colibri_cache_bytes(c);
+    return (struct colibri_prefetch *)(void *)end;
 }
 
 static inline void colibri_prefetch_init(const struct engine *e)

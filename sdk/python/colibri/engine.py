@@ -17,6 +17,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
 from colibri.accelerator import FakeNpu
+from colibri.arena import Arena, MemoryRegion
 from colibri.errors import EngineError, ImageError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
@@ -30,22 +31,14 @@ EVENT = np.dtype(
 )  # fmt: skip
 
 
-class MemoryRegion(NamedTuple):
-    """Memory that the caller gives an engine and keeps alive while it is used."""
-
-    name: str
-    address: int
-    size: int
-    rank: int = 0
-
-
 class ExpertStats(NamedTuple):
     """Streamed experts: slots, and what became of the experts of all steps, counted.
 
     A step asks once for each expert that any of its tokens chose; a hit is in memory or on its way
-    by then.  `slots_per_layer` is 0 when all layers share the slots; everything is 0 when nothing
-    is streamed.  `prefetched` reads were begun before their layer's router had spoken; of them,
-    `prefetched_used` were of experts that it then chose, and the others are wasted bytes.
+    by then.  `slots_per_layer` is 0 when all layers share the slots; `pinned` of the engine's pins
+    had room; everything is 0 when nothing is streamed.  `prefetched` reads were begun before their
+    layer's router had spoken; of them, `prefetched_used` were of experts that it then chose, and
+    the others are wasted bytes.
     """
 
     slots: int
@@ -55,6 +48,7 @@ class ExpertStats(NamedTuple):
     misses: int
     bytes_read: int
     retries: int
+    pinned: int
     prefetched: int = 0
     prefetched_used: int = 0
     prefetched_wasted_bytes: int = 0
@@ -76,8 +70,8 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
 
 #: Which expert makes room for another; "auto": what the library finds best for that many slots.
 POLICIES = {"auto": 0, **_core.POLICIES}
-PREFETCH = {None: 0, False: 1, True: 2}
 MOST_MEMORY = 2**62  # bytes; no address space has them
+PREFETCH = {None: 0, False: 1, True: 2}
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
@@ -186,16 +180,19 @@ class Engine:
         Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``,
         ``"streamed"``, ``"streamed-mapped"``: experts are read when they are needed, and only the
         rest is loaded or mapped).
-    memory : int or sequence of MemoryRegion, optional
-        Bytes that the engine's own memory may have, or memory to use instead of it; the caller
-        keeps that alive.
+    memory : int, Arena or sequence of MemoryRegion, optional
+        Bytes that the engine's own memory may have, streamed: with the image's tables, which are
+        always in memory; or memory to use instead of it: an arena, beside the engines there, or
+        regions that the caller keeps alive.
     expert_slots : int, optional
-        Streamed: experts in memory at once. Default: as many as fit `memory`. Results do not
-        depend on it.
+        Streamed: experts in memory at once. Default: as many as fit `memory`, which in an arena
+        is all that is left. Results do not depend on it.
     policy : {"auto", "lru", "frequency", "least-stale"}
         Streamed: which expert makes room for another. Results do not depend on it.
     pins : sequence of (layer, expert)
-        Streamed: experts that stay once they have been read.
+        Streamed: experts that stay once they have been read, the hottest first. Half of a layer's
+        slots may be pinned (of all, when layers share them), and what a token uses must fit
+        beside them; `experts` tells how many had room.
     prefetch : bool, optional
         Streamed: read what the next layer's router is likely to choose while the storage is idle.
         Default: the library's (no). Results do not depend on it.
@@ -232,7 +229,7 @@ class Engine:
         sequences: int = 1,
         profile: str = "wide",
         weights: str = "mapped",
-        memory: int | Sequence[MemoryRegion] | None = None,
+        memory: int | Arena | Sequence[MemoryRegion] | None = None,
         expert_slots: int | None = None,
         policy: str = "auto",
         pins: Sequence[tuple[int, int]] = (),
@@ -253,22 +250,28 @@ class Engine:
         )  # fmt: skip
         check_memory(memory)
         check_pins(self.image, pins, weights)
-        regions, most = None, MOST_MEMORY
-        if isinstance(memory, int):
-            most = memory
-        elif memory is not None:
-            regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        most = memory if isinstance(memory, int) else MOST_MEMORY
         if weights.startswith("streamed"):
             self.image.read_ahead()
         npu = None
         if accelerator is not None:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
-        try:
-            self.core = _core.Engine(
+
+        def make(
+            regions: Sequence[MemoryRegion] | None, beside: _core.Engine | None = None
+        ) -> _core.Engine:
+            return _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
-                [layer << 16 | expert for layer, expert in pins], most,
+                [layer << 16 | expert for layer, expert in pins], most, beside,
             )  # fmt: skip
+
+        try:
+            if isinstance(memory, Arena):
+                self.core = memory.place(self.image.core, make)
+            else:
+                regions = None if memory is None or isinstance(memory, int) else memory
+                self.core = make(regions and [MemoryRegion(*region) for region in regions])
         except ImageError as error:
             raise self.image.named(error) from None
         except (ValueError, RuntimeError) as error:
@@ -277,6 +280,7 @@ class Engine:
             raise EngineError(
                 "this machine has not that much memory", hint="ask for less"
             ) from None
+        self.memory = memory  # lives as long as the engine
         self.context = context or self.image.context
         self.vocabulary = self.image.vocabulary
 
@@ -349,7 +353,8 @@ class Engine:
         names = {number: name for name, number in POLICIES.items()}
         return ExpertStats(
             stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
-            stats["misses"], stats["bytes_read"], stats["retries"], stats["prefetched"],
+            stats["misses"], stats["bytes_read"], stats["retries"], stats["pinned"],
+            stats["prefetched"],
             stats["prefetched_used"], stats["prefetched_wasted_bytes"],
         )  # fmt: skip
 

@@ -46,6 +46,7 @@ _LAYOUT_OFFSET = 12
 _BINDINGS = 8
 _BACKEND_MEMORY = 2
 NO_EXPERT = 0xFFFF0000
+MEMORY = 20
 CHECKSUM = 44
 READ_ERRORS = (60, 62)  # of storage; of what was read
 BACKEND = 61
@@ -85,6 +86,10 @@ def _limit_hint(s: RuntimeStatus) -> str | None:
 
 
 def _argument(s: RuntimeStatus) -> str:
+    if s.where == 1:
+        return "the engine's memory has been given to another"
+    if s.need:
+        return f"argument {s.where} of the runtime call has {s.have} entries"
     return f"argument {s.where} of the runtime call is missing or contradictory"
 
 
@@ -101,8 +106,7 @@ def _unsupported(s: RuntimeStatus) -> str:
     if s.where == LIMITS.index("weights"):
         return "the weights cannot be used where they lie: the storage does not map"
     if s.where == _BINDINGS:
-        why = "streamed weights do not go with" if s.need else "this build leaves out"
-        return f"{s.have} experts are bound to a backend, which {why}"
+        return f"{s.have} experts are bound to a backend, which this build leaves out"
     if s.where == _LAYOUT_OFFSET:
         return f"image layout {s.have} (sharded or hybrid) is not read by this build"
     if s.where >> 16 or s.where in _core.ROLES.values():
@@ -114,8 +118,6 @@ def _unsupported(s: RuntimeStatus) -> str:
 def _unsupported_hint(s: RuntimeStatus) -> str:
     if s.where == LIMITS.index("weights"):
         return "load them into memory (weights='loaded' or 'streamed')"
-    if s.where == _BINDINGS and s.need:
-        return "load the weights (weights='loaded')"
     if s.where == _LAYOUT_OFFSET:
         return "make it one file: colibri convert IMAGE -o FILE --layout monolithic"
     return "build the library with it"
@@ -181,7 +183,7 @@ def _no_hint(_: RuntimeStatus) -> None:
 
 
 _RULES: dict[int, _Rule] = {
-    1: _Rule(EngineError, _argument, _no_hint),
+    1: _Rule(EngineError, _argument, lambda s: f"at most {s.need}" if s.need else None),
     2: _Rule(EngineError, lambda s: f"token {s.have} at index {s.where} is not in the vocabulary",
              lambda s: f"use 0 .. {s.need - 1}" if s.need else None),
     3: _Rule(EngineError, lambda s: f"sequence {s.have} at index {s.where} is unknown",
