@@ -113,6 +113,7 @@ class Pages(NamedTuple):
 #: Names of ``pages``: the file mapped with the system's pages, or copied into huge ones.
 PAGES = ("4k", "huge")
 MAX_READERS = 64
+READERS = 2  # reads at once that keep a disk busy and still let records arrive one by one
 
 
 def check_path(path: str) -> None:
@@ -206,7 +207,7 @@ class Image:
         asked, seconds = self._opened
         return Pages(asked, *self.core.pages(), seconds)
 
-    def read_ahead(self, threads: int = 4, direct: bool = False) -> None:
+    def read_ahead(self, threads: int = READERS, direct: bool = False) -> None:
         """Lets streamed experts be read by threads while others are computed.
 
         Engines with streamed weights call it themselves; the first call counts.
@@ -214,7 +215,7 @@ class Image:
         Parameters
         ----------
         threads : int
-            Reads at once, 1 to 64.
+            Reads at once, 1 to 64, each of at most 2 MiB.
         direct : bool
             Past the page cache (O_DIRECT), so that no byte of the model is in memory twice.
 

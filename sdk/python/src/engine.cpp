@@ -124,7 +124,8 @@ void Engine::own_memory(const colibri_image &image, uint64_t most)
     colibri_error error{};
     check(name, colibri_plan(&image, &limits, &region, 1, &plan, &error), error);
     limits = plan.limits; // with the slots that were chosen
-    memory = allocate(plan.used[0]);
+    const bool streams = limits.weights >= COLIBRI_WEIGHTS_STREAMED;
+    memory = streams ? allocate_huge(plan.used[0]) : allocate(plan.used[0]);
     const auto address = reinterpret_cast<uintptr_t>(memory.get());
     regions.emplace(std::vector<RegionTuple>{{region.name, address, plan.used[0], 0}});
 }

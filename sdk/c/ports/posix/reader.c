@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads that overlap compute: threads that take pieces of the oldest read that has any left. One mutex guards
- * everything; it is held for a few instructions around reads of a megabyte. */
+ * everything; it is held for a few instructions around reads of a megabyte or two. */
 #define _GNU_SOURCE /* O_DIRECT */
 #define _FILE_OFFSET_BITS 64
 
@@ -16,7 +16,7 @@
 
 #include "storage.h"
 
-enum { BLOCK = 4096, WINDOW = 2 * COLIBRI_READS_UNDER_WAY, MAX_THREADS = 64 };
+enum { BLOCK = 4096, BOUNCE = 1 << 18, WINDOW = 2 * COLIBRI_READS_UNDER_WAY, MAX_THREADS = 64 };
 
 typedef struct read_request {
     int descriptor;
@@ -25,6 +25,7 @@ typedef struct read_request {
     uint64_t bytes;
     uint64_t given;   /* bytes handed out to threads */
     uint64_t missing; /* bytes that are not there yet */
+    uint64_t piece;   /* bytes that a thread takes, the last one's the rest */
     uint32_t ticket;
     int busy;         /* until it has been waited for */
     int failed;
@@ -36,7 +37,7 @@ struct colibri_posix_reader {
     uint32_t next;      /* ticket */
     int stop;
     uint32_t running;   /* threads that have come up */
-    char *bounce;       /* a piece and two blocks for each thread; NULL without O_DIRECT */
+    char *bounce;       /* BOUNCE bytes for each thread; NULL without O_DIRECT */
     pthread_mutex_t mutex;
     pthread_cond_t work;
     pthread_cond_t done;
@@ -71,17 +72,20 @@ static int read_from(int descriptor, char *out, uint64_t bytes, uint64_t least, 
 /* O_DIRECT moves whole blocks between aligned places; `bounce` takes what does not begin or end at one. */
 static int read_piece(int descriptor, char *out, uint64_t bytes, uint64_t offset, char *bounce)
 {
-    const uint64_t skip = offset % BLOCK, whole = (skip + bytes + BLOCK - 1) / BLOCK * BLOCK;
-    if (bounce == NULL || (whole == bytes && (uintptr_t)out % BLOCK == 0))
+    uint64_t skip = offset % BLOCK;
+    if (bounce == NULL || (skip == 0 && bytes % BLOCK == 0 && (uintptr_t)out % BLOCK == 0))
         return read_from(descriptor, out, bytes, bytes, offset);
-    if (read_from(descriptor, bounce, whole, skip + bytes, offset - skip) != 0) return -1;
-    memcpy(out, bounce + skip, (size_t)bytes);
+    while (bytes > 0) {
+        const uint64_t n = bytes < BOUNCE - skip ? bytes : BOUNCE - skip;
+        const uint64_t whole = (skip + n + BLOCK - 1) / BLOCK * BLOCK;
+        if (read_from(descriptor, bounce, whole, skip + n, offset - skip) != 0) return -1;
+        memcpy(out, bounce + skip, (size_t)n);
+        out += n;
+        offset += n;
+        bytes -= n;
+        skip = 0;
+    }
     return 0;
-}
-
-static uint64_t bounce_bytes(const colibri_posix_reader *r)
-{
-    return (uint64_t)r->piece + 2 * BLOCK;
 }
 
 static void *thread_main(void *arg)
@@ -89,14 +93,14 @@ static void *thread_main(void *arg)
     colibri_posix_reader *r = arg;
     read_request *q;
     pthread_mutex_lock(&r->mutex);
-    char *const bounce = r->bounce != NULL ? r->bounce + r->running * bounce_bytes(r) : NULL;
+    char *const bounce = r->bounce != NULL ? r->bounce + (size_t)r->running * BOUNCE : NULL;
     r->running++;
     while (q = oldest(r), q != NULL || !r->stop) {
         if (q == NULL) {
             pthread_cond_wait(&r->work, &r->mutex);
             continue;
         }
-        const uint64_t at = q->given, left = q->bytes - at, n = left < r->piece ? left : r->piece;
+        const uint64_t at = q->given, left = q->bytes - at, n = left < q->piece ? left : q->piece;
         q->given += n;
         pthread_mutex_unlock(&r->mutex);
         const int failed = read_piece(q->descriptor, q->destination + at, n, q->offset + at, bounce);
@@ -107,6 +111,13 @@ static void *thread_main(void *arg)
     }
     pthread_mutex_unlock(&r->mutex);
     return NULL;
+}
+
+/* As few pieces as the largest allows, all of a size: a small one left over would cost as much as a large one. */
+static uint64_t piece_of(const colibri_posix_reader *r, uint64_t bytes)
+{
+    const uint64_t pieces = (bytes + r->piece - 1) / r->piece, each = (bytes + pieces - 1) / pieces;
+    return (each + BLOCK - 1) / BLOCK * BLOCK;
 }
 
 static int start(void *context, uint32_t number, uint64_t offset, void *destination, uint64_t bytes, uint32_t *ticket)
@@ -120,7 +131,8 @@ static int start(void *context, uint32_t number, uint64_t offset, void *destinat
     while (i < WINDOW && r->requests[i].busy) i++;
     if (i < WINDOW) {
         *ticket = r->next++;
-        r->requests[i] = (read_request){descriptor, offset, destination, bytes, 0, bytes, *ticket, 1, 0};
+        r->requests[i] = (read_request){descriptor, offset, destination, bytes, 0, bytes, piece_of(r, bytes),
+                                        *ticket, 1, 0};
         pthread_cond_broadcast(&r->work);
     }
     pthread_mutex_unlock(&r->mutex);
@@ -144,6 +156,16 @@ static int wait_for(void *context, uint32_t ticket)
     return failed;
 }
 
+/* Long reads go the threads' way, too: past the page cache, several pieces at once. */
+static int read_long(void *context, uint32_t number, uint64_t offset, void *destination, uint64_t bytes)
+{
+    uint32_t ticket;
+    const colibri_posix_file *image = context;
+    if (bytes > image->reader->piece && start(context, number, offset, destination, bytes, &ticket) == 0)
+        return wait_for(context, ticket);
+    return colibri_file_read(context, number, offset, destination, bytes);
+}
+
 /* A second descriptor of the same file; errno when the file system has no O_DIRECT. */
 int colibri_reader_add(const colibri_posix_reader *r, colibri_posix_file *file)
 {
@@ -162,7 +184,7 @@ int colibri_reader_add(const colibri_posix_reader *r, colibri_posix_file *file)
 static int open_direct(colibri_posix_reader *r, colibri_posix_file *image, uint32_t threads)
 {
     void *bounce = NULL;
-    if (posix_memalign(&bounce, BLOCK, (size_t)(bounce_bytes(r) * threads)) != 0) return ENOMEM;
+    if (posix_memalign(&bounce, BLOCK, (size_t)threads * BOUNCE) != 0) return ENOMEM;
     r->bounce = bounce;
     int error = colibri_reader_add(r, image);
     for (uint32_t i = 0; error == 0 && i < COLIBRI_MAX_COMPANIONS; i++)
@@ -189,8 +211,8 @@ int colibri_posix_read_ahead(colibri_posix_file *file, const colibri_posix_reade
 {
     colibri_posix_reader_options o = {0};
     memcpy(&o, options, options->struct_bytes < sizeof o ? options->struct_bytes : sizeof o);
-    o.threads = o.threads != 0 ? o.threads : 4;
-    o.piece_bytes = o.piece_bytes != 0 ? o.piece_bytes : 1u << 20;
+    o.threads = o.threads != 0 ? o.threads : 2;
+    o.piece_bytes = o.piece_bytes != 0 ? o.piece_bytes : 2u << 20;
     if (file->reader != NULL || o.threads > MAX_THREADS || o.piece_bytes % BLOCK != 0 || o.direct > 1) return EINVAL;
     colibri_posix_reader *r = calloc(1, sizeof *r);
     if (r == NULL) return ENOMEM;
@@ -206,6 +228,7 @@ int colibri_posix_read_ahead(colibri_posix_file *file, const colibri_posix_reade
         return error;
     }
     file->reader = r;
+    file->storage.read = read_long;
     file->storage.start = start;
     file->storage.wait = wait_for;
     return 0;
