@@ -22,7 +22,7 @@ from typing import Literal, NamedTuple
 
 from process_memory import status_bytes
 
-Kind = Literal["cgroup v2", "cgroup v1", "RLIMIT_AS"]
+Kind = Literal["cgroup v2", "cgroup v1", "RLIMIT_AS", "none"]
 KINDS: tuple[Kind, ...] = ("cgroup v2", "cgroup v1", "RLIMIT_AS")
 MOUNTS = Path("/proc/self/mounts")
 _number = itertools.count()
@@ -50,7 +50,7 @@ class Limit:
     Attributes
     ----------
     kind : str
-        What holds it.
+        What holds it; "none": nothing does.
     bytes : int
         The limit.
     """
@@ -62,15 +62,15 @@ class Limit:
 
     def enter(self) -> None:
         """Puts the calling process under the limit: what a child does before it executes."""
-        if self.group is None:
+        if self.kind == "RLIMIT_AS":
             resource.setrlimit(resource.RLIMIT_AS, (self.bytes, self.bytes))
-        else:
+        if self.group is not None:
             (self.group / "cgroup.procs").write_text("0")
 
     def peak(self, process: int) -> int:
         """Most bytes so far of what the limit counts; 0 where the kernel does not tell."""
         if self.group is None:
-            return status_bytes("VmPeak", process)
+            return status_bytes("VmPeak", process) if self.kind == "RLIMIT_AS" else 0
         return _figure(self.group / _FILES[self.kind].peak)
 
     def met(self) -> int | None:

@@ -17,7 +17,7 @@ import numpy as np
 
 from process_memory import status_bytes
 
-SPARE = {"cgroup v1": 24 << 20, "cgroup v2": 24 << 20, "RLIMIT_AS": 256 << 20}
+SPARE = {"cgroup v1": 24 << 20, "cgroup v2": 24 << 20, "RLIMIT_AS": 256 << 20, "none": 0}
 Decode = Callable[[int], float]  # one token; seconds
 
 

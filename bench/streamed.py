@@ -101,10 +101,10 @@ class Turn:
         return self.tokens / self.seconds
 
     @property
-    def floor_tok_s(self) -> float:
-        """What the disk allows: the same tokens when nothing takes time but its reads."""
+    def floor_tok_s(self) -> float | None:
+        """What the disk allows: the same tokens when nothing takes time but the reads."""
         read: int = self.told["bytes_read"]
-        return self.tokens * self.disk / read if read else float("inf")
+        return self.tokens * self.disk / read if read else None
 
 
 @dataclass
@@ -181,59 +181,47 @@ def models(given: argparse.Namespace, routing: str, folder: Path) -> tuple[Path,
     return ours, theirs
 
 
-def players(given: argparse.Namespace, files: tuple[Path, Path], python: Path) -> list[Player]:
-    """Who takes turns."""
-
-    def job(program: str, model: Path) -> dict[str, Any]:
-        return {"program": program, "model": str(model), "limit": given.memory, "more": {},
-                "context": given.context, "threads": given.threads, "seed": given.seed,
-                "policy": given.policy, "kv": given.kv, "readers": given.readers}  # fmt: skip
-
-    def held(name: str, program: str, file: Path, interpreter: Path, kib: int | None) -> Player:
-        limit = hold(given.memory, given.held_by)
-        return Player(name, job(program, file) | {"held": limit.kind}, limit, interpreter, kib)
-
-    ours = held("colibri", "colibri", files[0], Path(sys.executable), None)
-    return [ours] + [held(f"llama.cpp, read-ahead {kib} KiB", "llama.cpp", files[1], python, kib)
-                     for kib in given.read_aheads]  # fmt: skip
+def player_of(
+    given: argparse.Namespace, name: str, program: str, model: Path, python: Path,
+    limit: Limit | None = None, kib: int | None = None, **more: Any,
+) -> Player:  # fmt: skip
+    """A program that is held to the limit, or to one of its own."""
+    limit = limit or hold(given.memory, given.held_by)
+    job = {"program": program, "model": str(model), "limit": limit.bytes, "held": limit.kind,
+           "context": given.context, "threads": given.threads, "seed": given.seed, "kv": given.kv,
+           "policy": given.policy, "readers": given.readers, "more": more}  # fmt: skip
+    return Player(name, job, limit, python, kib)
 
 
 @contextlib.contextmanager
-def started(all_players: list[Player], given: argparse.Namespace, file: Path) -> Iterator[None]:
-    """All of them with their memory full; who cannot start is left out of the turns."""
-    begun: list[Player] = []
+def started(player: Player, given: argparse.Namespace) -> Iterator[None]:
+    """With its memory full; one that cannot start takes no turns."""
+    file = Path(player.job["model"])
+    forget(file)  # what is in the page cache already would cost nothing
     try:
-        for player in all_players:
-            forget(Path(player.job["model"]))  # what is in the cache already would cost it nothing
-            with read_ahead(file, player.kib):
-                begun.append(player)
-                try:
-                    player.start()
-                    player.play(given.warm, 1)
-                except (ColibriError, OSError) as error:
-                    player.failure = str(error)
+        with read_ahead(file, player.kib):
+            player.start()
+            player.play(given.warm, 1)
+    except (ColibriError, OSError) as error:
+        player.failure = str(error)
+    try:
         yield
     finally:
-        for player in begun:
-            player.end()
+        player.end()
 
 
-def take_turns(
-    all_players: list[Player], given: argparse.Namespace, disk: Disk, file: Path
-) -> None:
+def take_turns(those: list[Player], given: argparse.Namespace, disk: Disk, advance: Any) -> None:
     """Every round each program once, and the disk before and after it."""
-    with progress("measuring") as bar:
-        advance = bar(given.rounds * len(all_players))
-        rate = disk.rate()
-        for _ in range(given.rounds):
-            for player in all_players:
-                if player.failure is None:
-                    with read_ahead(file, player.kib):
-                        told = player.play(given.seconds)
-                    before, rate = rate, disk.rate()
-                    tokens, seconds = told.pop("tokens"), told.pop("seconds")
-                    player.turns.append(Turn(tokens, seconds, told, (before + rate) / 2))
-                advance(1)
+    rate = disk.rate()
+    for _ in range(given.rounds):
+        for player in those:
+            if player.failure is None:
+                with read_ahead(Path(player.job["model"]), player.kib):
+                    told = player.play(given.seconds)
+                before, rate = rate, disk.rate()
+                tokens, seconds = told.pop("tokens"), told.pop("seconds")
+                player.turns.append(Turn(tokens, seconds, told, (before + rate) / 2))
+            advance(1)
 
 
 def figures(player: Player) -> dict[str, Any]:
@@ -258,15 +246,17 @@ def _floor(turns: list[Turn]) -> dict[str, Any]:
     if total["bytes_read"] != total.pop("traced_bytes_read"):
         raise ColibriError("bytes read are not those of the trace")
     tokens = sum(turn.tokens for turn in turns)
+    floors = [(turn.floor_tok_s, turn.tok_s) for turn in turns if turn.floor_tok_s]
+    shares = [tok_s / floor for floor, tok_s in floors]
     return {
         **total,
         "bytes_read_per_token": round(total["bytes_read"] / tokens),
         "hit_rate": _short(total["hits"] / max(1, total["hits"] + total["misses"])),
         "disk_bytes_s": round(statistics.median(turn.disk for turn in turns)),
-        "floor_tok_s": _short(statistics.median(turn.floor_tok_s for turn in turns)),
-        "share_of_floor": _short(statistics.median(t.tok_s / t.floor_tok_s for t in turns)),
-        "share_of_floor_least": _short(min(t.tok_s / t.floor_tok_s for t in turns)),
-        "share_of_floor_most": _short(max(t.tok_s / t.floor_tok_s for t in turns)),
+        "floor_tok_s": _short(statistics.median(f for f, _ in floors)) if floors else None,
+        "share_of_floor": _short(statistics.median(shares)) if floors else None,
+        "share_of_floor_least": _short(min(shares)) if floors else None,
+        "share_of_floor_most": _short(max(shares)) if floors else None,
     }  # fmt: skip
 
 
@@ -280,21 +270,37 @@ def one_routing(
     """All programs with one kind of routing."""
     files = models(given, routing, folder)
     image = Image(files[0], map=False)
-    piece = equal_pieces(max(expert.bytes for expert in image.experts), PIECE_MOST)
-    disk = Disk(files[0], piece)
-    all_players = players(given, files, python)
-    with started(all_players, given, files[0]):
-        take_turns(all_players, given, disk, files[0])
+    block = equal_pieces(max(expert.bytes for expert in image.experts), PIECE_MOST)
+    disk = Disk(files[0], block)
+    own = Path(sys.executable)
+    ours = player_of(given, "colibri", "colibri", files[0], own)
+    free = player_of(given, "colibri, all in memory", "colibri", files[0], own,
+                     Limit("none", 2 * image.total_bytes))  # fmt: skip
+    theirs = [player_of(given, f"llama.cpp, read-ahead {kib} KiB", "llama.cpp", files[1], python,
+                        kib=kib) for kib in given.read_aheads]  # fmt: skip
+    with progress("measuring") as bar, started(ours, given):
+        advance = bar((2 + 2 * len(theirs)) * given.rounds)
+        # one beside ours at a time: programs that map the same file share what is in memory of it
+        for other in [free, *theirs]:
+            with started(other, given):
+                take_turns([ours, other], given, disk, advance)
     disk.close()
-    told = {player.name: figures(player) for player in all_players}
-    best = max((each["tok_s"] for name, each in told.items()
-                if name != "colibri" and "tok_s" in each), default=None)  # fmt: skip
-    ours = told["colibri"]
+    told = {player.name: figures(player) for player in (ours, free, *theirs)}
+    return {"image_bytes": image.total_bytes, "disk_block_bytes": block,
+            "disk_reads_at_once": disk.threads, "routing": ours.about.get("routing"),
+            "programs": told, **_compared(told, theirs)}  # fmt: skip
+
+
+def _compared(told: dict[str, Any], theirs: list[Player]) -> dict[str, Any]:
+    """Against the slower of disk and processor, and against the best of llama.cpp."""
+    ours, free = told["colibri"], told["colibri, all in memory"]
+    best = max((told[player.name].get("tok_s", 0) for player in theirs), default=0)
+    if "tok_s" not in ours:
+        return {}
+    bounds = [speed for speed in (ours["floor_tok_s"], free.get("tok_s")) if speed]
     return {
-        "image_bytes": image.total_bytes, "disk_block_bytes": piece, "disk_reads_at_once": disk.threads,
-        "routing": ours.get("routing"),
-        "programs": told,
-        "times_best_llama_cpp": _short(ours["tok_s"] / best) if best and "tok_s" in ours else None,
+        "bound_tok_s": min(bounds), "share_of_bound": _short(ours["tok_s"] / min(bounds)),
+        "times_best_llama_cpp": _short(ours["tok_s"] / best) if best else None,
     }  # fmt: skip
 
 
@@ -310,18 +316,22 @@ def show(result: dict[str, Any]) -> None:
             if "tok_s" not in told:
                 rows.add_row(name, told["failure"] or "no turn")
                 continue
-            ours = "floor_tok_s" in told
+            ours = told.get("floor_tok_s") is not None
             rows.add_row(
                 name, *(f"{told[key]:.2f}" for key in ("tok_s", "tok_s_least", "tok_s_most")),
                 f"{told['floor_tok_s']:.2f}" if ours else "",
                 f"{100 * told['share_of_floor']:.1f} %" if ours else "",
                 f"{told['bytes_read_per_token'] / 1e6:.1f}" if ours else "",
                 f"{100 * told['hit_rate']:.1f} %" if ours else "",
-                f"{told['peak_bytes'] / 1e6:.1f}", f"{told['limit_bytes'] / 1e6:.1f}",
+                f"{(told['peak_bytes'] or told['peak_rss_bytes']) / 1e6:.1f}",
+                "none" if told["held_by"] == "none" else f"{told['limit_bytes'] / 1e6:.1f}",
             )  # fmt: skip
         out.print(rows, "")
-        if each["times_best_llama_cpp"]:
-            out.print(f"colibri over llama.cpp's best: {each['times_best_llama_cpp']:.2f}\n")
+        if "bound_tok_s" in each:
+            out.print(f"of what disk and processor allow ({each['bound_tok_s']:.2f} tok/s): "
+                      f"{100 * each['share_of_bound']:.1f} %")  # fmt: skip
+        if each.get("times_best_llama_cpp"):
+            out.print(f"over llama.cpp's best: {each['times_best_llama_cpp']:.2f}\n")
     if said := busy(result["machine"]):
         note(said, style="yellow")
 
@@ -333,10 +343,10 @@ def _caption(each: dict[str, Any]) -> str:
     return (
         f"measured; held by {ours['held_by']}; {ours['slots']} slots for {ours['of_experts']} "
         f"experts of {format_bytes(each['image_bytes'])}, policy {ours['policy']}; disk "
-        f"{ours['disk_bytes_s'] / 1e9:.2f} GB/s in direct reads of {each['disk_block_bytes']:,} bytes; "
-        f"routing traced: {routing['kind']}, {100 * routing['same_as_previous']:.1f} % of the "
-        f"experts of the token before ({100 * routing['same_by_chance']:.1f} % by chance), entropy "
-        f"{routing['entropy_bits']:.2f} of {routing['entropy_most_bits']:.2f} bits"
+        f"{ours['disk_bytes_s'] / 1e9:.2f} GB/s in direct reads of {each['disk_block_bytes']:,} "
+        f"bytes; routing traced: {routing['kind']}, {100 * routing['same_as_previous']:.1f} % of "
+        f"the experts of the token before ({100 * routing['same_by_chance']:.1f} % by chance), "
+        f"entropy {routing['entropy_bits']:.2f} of {routing['entropy_most_bits']:.2f} bits"
     )
 
 
