@@ -43,7 +43,7 @@ def image_needs(image: str | Path | Image, kv: Sequence[str]) -> ImageNeeds:
     parts = _types(opened) | {f"kv_{name}": name in kv for name in ("f16", "q8")}
     # the runner binds no expert to a device, its image lies where the CPU reads it, and
     # build_firmware refuses images in several files
-    parts |= {"backends": False, "streaming": False, "companions": False}
+    parts |= dict.fromkeys(("backends", "streaming", "prefetch", "preference", "companions"), False)
     return ImageNeeds(opened.bytes, opened.vocabulary, parts | _blocks(opened) | _router(opened))
 
 

@@ -18,6 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, Protocol
 
+from colibri._data import data_path
 from colibri.errors import BuildError
 from colibri_emulator.cache import cached, digest
 
@@ -268,7 +269,8 @@ def compile_all(
     includes: Sequence[Path],
 ) -> list[Path]:
     """Object files in the order of the sources, compiled in parallel or taken from the cache."""
-    headers = [path.read_bytes() for folder in includes for path in sorted(folder.rglob("*.h"))]
+    folders = [*includes, data_path("sdk", "c")]  # a kernel includes headers of other folders too
+    headers = [path.read_bytes() for folder in folders for path in sorted(folder.rglob("*.h"))]
     base = digest([toolchain.identity(), *flags, *headers])
     include_flags = [f"-I{folder}" for folder in includes]
 

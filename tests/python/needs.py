@@ -3,6 +3,7 @@
 
     need("qemu-system-arm")            a program
     need("module:unicorn")             a Python package
+    need("direct:/tmp/file")           reads of that file past the system's cache
 
 A missing one skips the check and is listed at the end of the run; with COLIBRI_REQUIRE_ALL=1 it
 fails it, so that CI leaves nothing out.
@@ -20,11 +21,21 @@ REQUIRE_ALL = os.environ.get("COLIBRI_REQUIRE_ALL", "") not in ("", "0")
 
 
 def have(tool: str) -> bool:
-    """Whether a program or a ``module:`` is there."""
-    kind, _, module = tool.partition(":")
+    """Whether a program or a ``module:`` is there, or the file system of a file has ``direct:``."""
+    kind, _, what = tool.partition(":")
     if kind == "module":
-        return importlib.util.find_spec(module) is not None
+        return importlib.util.find_spec(what) is not None
+    if kind == "direct":
+        return _opens_directly(what)
     return shutil.which(tool) is not None
+
+
+def _opens_directly(file: str) -> bool:
+    try:
+        os.close(os.open(file, os.O_RDONLY | os.O_DIRECT))
+    except (AttributeError, OSError):  # no such flag on this system; not on this file system
+        return False
+    return True
 
 
 def need(*tools: str) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kernels as kernels_bench
 from colibri import Engine, Image, _core, cli
 from colibri.bench import machine, synthetic
 from colibri.bench.machine import Bandwidth, Peak, huge_bytes_at, map_and_touch
@@ -432,6 +434,31 @@ def test_probes_give_figures() -> None:
             _core.int8_run(bad, 1)
     with pytest.raises(ValueError, match="1 or more"):
         _core.ReadProbe(0, False)
+
+
+def test_a_kernel_alone_gives_figures(capsys: pytest.CaptureFixture[str],
+                                      monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    words = ["--quant=q4", "--group=64", "--tokens=2", "--rounds=2", "--probe=4MiB", "--json"]
+    monkeypatch.setattr(sys, "argv", ["kernels.py", *words])
+    kernels_bench.main()
+    rows = json.loads(capsys.readouterr().out)["measured"]
+    assert [row["tokens"] for row in rows] in ([1, 2], [1, 1, 2])
+    assert {row["kernels"] for row in rows} == {_core.kernels()[-1]}
+    assert all(0 < row["least"] <= row["share"] <= row["most"] for row in rows)
+    assert all(row["measured"] > 0 and row["floor"] > 0 for row in rows)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [({"type": 0}, "type must"), ({"group": 48}, "group must"), ({"order": 2}, "order must"),
+     ({"rows": 24}, "rows must"), ({"columns": 96}, "rows must"), ({"tokens": 0}, "rows must")],
+)  # fmt: skip
+def test_products_that_no_kernel_takes(changes: dict[str, int], said: str) -> None:
+    sizes = {"type": _core.TYPES["q8"], "group": 64, "rows": 32, "columns": 128, "tokens": 1,
+             "order": 1}  # fmt: skip
+    assert _core.MatmulProbe("ref", **sizes, huge=False).bytes == 32 * 128 + 32 * 2 * 2
+    with pytest.raises(ValueError, match=said):
+        _core.MatmulProbe("ref", **{**sizes, **changes}, huge=False)
 
 
 def test_small_pages_when_the_system_gives_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

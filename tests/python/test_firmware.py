@@ -6,7 +6,7 @@ from __future__ import annotations
 import ctypes
 import json
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from colibri_emulator.kernel_tables import pick_table
 from colibri_emulator.layout import CODE_BYTES, MAX_REGIONS, Layout, board_layout
 from colibri_emulator.mailbox import Mailbox
 from colibri_emulator.symbols import Program
-from colibri_emulator.toolchain import TARGETS, find_toolchain
+from colibri_emulator.toolchain import TARGETS, Gcc, Source, compile_all, find_toolchain
 from needs import need
 
 Packed = Callable[[str], Path]
@@ -193,6 +193,30 @@ def test_build_is_reproducible(
     two = build(board, demo_image("q4"), tmp_path / "b")
     assert one.elf.read_bytes() == two.elf.read_bytes()
     assert one.library.read_bytes() == two.library.read_bytes()
+
+
+def test_an_object_is_named_by_every_header(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kernel includes headers of other kernels' folders; another header makes another object."""
+
+    class Copies(Gcc):
+        def identity(self) -> str:
+            return "copies"
+
+        def compile(self, source: Path, output: Path, flags: Sequence[str]) -> None:
+            output.write_bytes(source.read_bytes())
+
+    source, header = tmp_path / "kernels" / "one" / "a.c", tmp_path / "kernels" / "two" / "b.h"
+    for file in (source, header):
+        file.parent.mkdir(parents=True)
+        file.write_text("1")
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("colibri_emulator.toolchain.data_path", lambda *_: tmp_path)
+    compiler = Copies(next(iter(TARGETS.values())))
+    one, again = (compile_all(compiler, [Source(source)], (), ()) for _ in range(2))
+    header.write_text("2")
+    assert one == again != compile_all(compiler, [Source(source)], (), ())
 
 
 def test_linux_build_is_a_static_executable(demo_image: Packed, tmp_path: Path) -> None:

@@ -182,6 +182,73 @@ def test_random_rows_draw_what_the_oracle_draws() -> None:
     assert different <= 2
 
 
+# Every bit
+
+
+def exact(logits: Floats, temperature: float, top_k: int, top_p: float, state: int) -> int:
+    """docs/numerics.md section 7 with sums in float32, every key a threshold that is tried."""
+    t, p = np.float32(temperature), np.float32(top_p)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        x = (logits - logits.max()) / t
+        weight = np.where(np.isfinite(logits), n32.exp(x.astype(np.float32)), np.float32(0))
+    ranked = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+    kept = np.sort(ranked[: top_k or len(ranked)])
+
+    def mass(ids: NDArray[Any]) -> np.float32:
+        return np.float32(np.add.accumulate(weight[ids])[-1] if len(ids) else 0)
+
+    if p < 1:
+        need = p * mass(kept)
+        keys = np.unique(logits[kept])[::-1]
+        key = next(key for key in keys if mass(kept[logits[kept] >= key]) >= need)
+        ties: list[int] = []
+        total = mass(kept[logits[kept] > key])
+        for i in kept[logits[kept] == key]:
+            ties.append(i)
+            total = total + weight[i]
+            if total >= need:
+                break
+        kept = np.sort(np.concatenate([kept[logits[kept] > key], ties])).astype(int)
+    kept = kept[weight[kept] > 0]
+    sums = np.add.accumulate(weight[kept])
+    beyond = np.flatnonzero(sums > np.float32(pcg(state)[0]) * sums[-1])
+    return int(kept[beyond[0] if len(beyond) else -1])
+
+
+def hostile(rng: np.random.Generator) -> Floats:
+    """Logits with what makes thresholds hard to find, in rows of any length."""
+    n = int(rng.integers(2, 200))
+    near = np.float32(rng.normal(0, 10))
+    row = [
+        rng.normal(0, rng.choice([1e-3, 1, 30]), n),
+        rng.integers(-3, 3, n).astype(np.float32),
+        np.full(n, near),
+        near + rng.integers(-2, 3, n) * np.spacing(near),  # neighbours among the floats
+        rng.choice([0.0, -0.0, 1e-45, -1e-45, 1e-38, -1e-38], n),
+        rng.choice([3e38, -3e38, 1.0, 2.0, -1.0], n),
+        -3e38 - rng.integers(0, 3, n) * 1e37,
+        np.ldexp(rng.choice([-1.0, 1.0], n), rng.integers(-149, 127, n)),
+        np.float32(16) - np.arange(n) * np.float32(2e-6),  # below and above a power of two
+    ][int(rng.integers(9))].astype(np.float32)
+    if rng.random() < 0.3:
+        row[rng.random(n) < 0.3] = -INF
+    if not np.isfinite(row).any():
+        row[int(rng.integers(n))] = -3e38
+    return n32.floats(row)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_hostile_rows_draw_the_very_token(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    for case in range(150):
+        row = hostile(rng)
+        temperature = float(np.float32(rng.choice([1e-30, 0.1, 0.7, 1, 5, 1e30])))
+        top_k = int(rng.choice([0, 2, 3, 7, 40, len(row), 1000]))
+        top_p = float(np.float32(rng.choice([1e-45, 1e-6, 0.1, 0.5, 0.9, 0.999, 1 - 2**-24, 1])))
+        expected = exact(row, temperature, top_k, top_p, case)
+        assert draw(row, temperature, top_k, top_p, case)[0] == expected, (case, top_k, top_p)
+
+
 # Frequencies
 
 

@@ -44,10 +44,7 @@ static void unit_heads(const struct attention *a, float *x, uint32_t heads)
 {
     uint32_t n = a->kind.head_size;
     for (; heads != 0; heads--, x += n) {
-        colibri_sums s = {{0}};
-        for (uint32_t i = 0; i < n; i++)
-            s.part[i % 16] = s.part[i % 16] + x[i] * x[i];
-        float r = colibri_rsqrt(colibri_sums_tree(&s) / (float)n + a->engine->image->config.norm_epsilon);
+        float r = colibri_rsqrt(colibri_dot(x, x, n) / (float)n + a->engine->image->config.norm_epsilon);
         for (uint32_t i = 0; i < n; i++)
             x[i] = x[i] * r;
     }

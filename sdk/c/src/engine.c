@@ -8,6 +8,7 @@
 #include "image_rules.h"
 #include "offload.h"
 #include "options.h"
+#include "preference.h"
 #include "rope.h"
 #include "size.h"
 #include "step_tokens.h"
@@ -96,6 +97,29 @@ static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
     return COLIBRI_OK;
 }
 
+static colibri_status fill_engine(struct engine *e, const colibri_plan_result *plan, const colibri_region *regions,
+                                  const colibri_platform *platform, colibri_error *error)
+{
+    if (platform != NULL)
+        memcpy(&e->platform, platform, platform->struct_bytes < sizeof e->platform
+                                           ? platform->struct_bytes : sizeof e->platform);
+    const colibri_pool *pool = e->platform.pool;
+    if (pool != NULL && pool->workers > plan->limits.workers)
+        return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan->limits.workers, pool->workers);
+    e->kernels = e->platform.kernels != NULL ? e->platform.kernels : &colibri_kernels_ref;
+    colibri_status status = carve(e, plan, regions, error);
+    if (status == COLIBRI_OK)
+        status = load_weights(e, error);
+    if (status == COLIBRI_OK)
+        status = colibri_offload_bind(e, error);
+    if (status != COLIBRI_OK)
+        return status;
+    memset(e->buffers[COLIBRI_BUFFER_STATE], 0, (size_t)e->limits.sequences * 8);
+    colibri_preference_init(e);
+    return COLIBRI_OK;
+}
+
+/* Built in the caller's handle: beside a plan it would be the largest thing on the stack. */
 colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
@@ -104,30 +128,18 @@ colibri_status colibri_init(colibri_engine *handle, const colibri_image *image,
     colibri_plan_result plan;
     if (handle == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
-    memset(handle, 0, sizeof *handle); /* a failed init leaves a handle that every call refuses */
+    memset(handle, 0, sizeof *handle);
     colibri_status status = colibri_plan(image, limits, regions, region_count, &plan, error);
     if (status != COLIBRI_OK)
         return status;
     if (!fp_environment_ok())
         return colibri_fail(error, COLIBRI_ERR_FP_ENV, 0, 0, 0);
-    struct engine *e = colibri_engine_of(handle), made = {.image = image};
-    if (platform != NULL)
-        memcpy(&made.platform, platform, platform->struct_bytes < sizeof made.platform
-                                             ? platform->struct_bytes : sizeof made.platform);
-    const colibri_pool *pool = made.platform.pool;
-    if (pool != NULL && pool->workers > plan.limits.workers)
-        return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan.limits.workers, pool->workers);
-    made.kernels = made.platform.kernels != NULL ? made.platform.kernels : &colibri_kernels_ref;
-    status = carve(&made, &plan, regions, error);
-    if (status == COLIBRI_OK)
-        status = load_weights(&made, error);
-    if (status == COLIBRI_OK)
-        status = colibri_offload_bind(&made, error);
+    struct engine *e = colibri_engine_of(handle);
+    e->image = image;
+    status = fill_engine(e, &plan, regions, platform, error);
     if (status != COLIBRI_OK)
-        return status;
-    memset(made.buffers[COLIBRI_BUFFER_STATE], 0, (size_t)made.limits.sequences * 8);
-    *e = made;
-    return COLIBRI_OK;
+        memset(handle, 0, sizeof *handle); /* a failed init leaves a handle that every call refuses */
+    return status;
 }
 
 #define BROKEN UINT32_MAX /* length of a sequence whose states a failed call has left halfway */
@@ -202,9 +214,17 @@ static colibri_status mix(const struct engine *e, uint32_t l, const colibri_laye
     return status;
 }
 
+/* Routes what has not been routed before the mixer. */
+static colibri_status experts(const struct engine *e, uint32_t l, struct colibri_mixture *m, struct activations *in)
+{
+    colibri_status status = m->dispatch.engine != NULL ? COLIBRI_OK : colibri_mixture_route(m, e, l, in);
+    return status == COLIBRI_OK ? colibri_mixture_run(m, in) : status;
+}
+
 #if COLIBRI_WITH_BESIDE
 /* Experts beside a dense FFN: their output waits in a buffer of its own. */
-static colibri_status experts_beside(const struct engine *e, uint32_t l, struct activations *normed)
+static colibri_status experts_beside(const struct engine *e, uint32_t l, struct colibri_mixture *m,
+                                     struct activations *normed)
 {
     struct activations beside = *normed;
     beside.values = colibri_floats(e, COLIBRI_BUFFER_BESIDE);
@@ -212,7 +232,7 @@ static colibri_status experts_beside(const struct engine *e, uint32_t l, struct 
         colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_EXPERTS_NORM, 0, &beside);
     else
         memcpy(beside.values, normed->values, (size_t)normed->rows * normed->columns * sizeof *normed->values);
-    colibri_status status = colibri_experts(e, l, &beside);
+    colibri_status status = experts(e, l, m, &beside);
     if (status == COLIBRI_OK && colibri_vector_of(e, l, COLIBRI_ROLE_EXPERTS_POST_NORM) != NULL)
         colibri_norm(e, beside.values, l, COLIBRI_ROLE_EXPERTS_POST_NORM, 0, &beside);
     normed->group = 0; /* its codes have been written over */
@@ -227,7 +247,7 @@ static void add_beside(const struct engine *e, float *x)
 }
 #endif
 
-static colibri_status feed(const struct engine *e, uint32_t l, const colibri_layer *kind,
+static colibri_status feed(const struct engine *e, uint32_t l, const colibri_layer *kind, struct colibri_mixture *m,
                            struct activations *normed)
 {
     colibri_status status = COLIBRI_OK;
@@ -235,10 +255,10 @@ static colibri_status feed(const struct engine *e, uint32_t l, const colibri_lay
                  COLIBRI_ROLE_FFN_NORM_BIAS, normed);
     float scale = keep(e, l, COLIBRI_ROLE_FFN_RESIDUAL, normed);
     if (kind->ffn == COLIBRI_FFN_MOE)
-        status = colibri_experts(e, l, normed);
+        status = experts(e, l, m, normed);
 #if COLIBRI_WITH_BESIDE
     if (kind->ffn == COLIBRI_FFN_BOTH)
-        status = experts_beside(e, l, normed);
+        status = experts_beside(e, l, m, normed);
 #endif
 #if COLIBRI_WITH_DENSE
     if (kind->ffn & COLIBRI_FFN_DENSE)
@@ -260,13 +280,17 @@ static colibri_status layer(const struct engine *e, uint32_t l, struct activatio
 {
     float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
     colibri_layer kind;
+    struct colibri_mixture mixture;
+    colibri_status status = COLIBRI_OK;
     colibri_image_layer(e->image, l, &kind);
     colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
+    mixture.dispatch.engine = NULL; /* not routed */
     if (kind.flags & COLIBRI_LAYER_EARLY_ROUTER)
-        colibri_dispatch_early(e, l);
-    colibri_status status = mix(e, l, &kind, normed);
+        status = colibri_mixture_route_early(&mixture, e, l);
     if (status == COLIBRI_OK)
-        status = feed(e, l, &kind, normed);
+        status = mix(e, l, &kind, normed);
+    if (status == COLIBRI_OK)
+        status = feed(e, l, &kind, &mixture, normed);
 #if COLIBRI_WITH_BESIDE
     if (kind.flags & COLIBRI_LAYER_RELEASE)
         add_beside(e, hidden);
@@ -329,6 +353,7 @@ static colibri_status step(const struct engine *e, const uint32_t *tokens, uint3
         status = layer(e, l, &normed);
     if (status == COLIBRI_OK && wanted != 0)
         status = project(e, wanted, &normed, logits);
+    colibri_stream_step_end(e);
     return status;
 }
 
@@ -383,6 +408,7 @@ static void take_back(const struct engine *e, uint32_t *length, const uint32_t *
     bool recurrent = e->stepped && e->image->conv_layers + e->image->linear_layers != 0;
     for (uint32_t s = 0; s < e->limits.sequences; s++)
         length[s] = recurrent && length[s] != saved[s] ? BROKEN : saved[s];
+    colibri_preference_take_back(e);
 }
 
 colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch, colibri_error *error)
@@ -398,6 +424,7 @@ colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch,
     e->error = error;
     e->stepped = false;
     memcpy(saved, length, state);
+    colibri_preference_save(e);
     colibri_status status = check_batch(e, batch);
     memcpy(length, saved, state);
     for (uint32_t begin = 0; status == COLIBRI_OK && begin < batch->count; begin += e->tokens) {
@@ -420,6 +447,7 @@ colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
     if (sequence >= e->limits.sequences)
         return COLIBRI_ERR_SEQUENCE;
     lengths(e)[sequence] = 0;
+    colibri_preference_reset(e, sequence);
     return COLIBRI_OK;
 }
 

@@ -15,7 +15,7 @@ enum { USES_AN_EXPERT = 16 };
 uint64_t colibri_cache_bytes(uint32_t experts, uint32_t slots)
 {
     return sizeof(struct colibri_cache_state) + (uint64_t)slots * (uint32_t)sizeof(struct colibri_slot) +
-           (uint64_t)experts * 4u;
+           (((uint64_t)experts * 4u + 7u) & ~(uint64_t)7);
 }
 
 void colibri_cache_init(struct colibri_expert_cache *c, void *memory)
@@ -140,5 +140,27 @@ void colibri_cache_drop(const struct colibri_expert_cache *c, uint32_t slot)
 void colibri_cache_release(const struct colibri_expert_cache *c, uint32_t expert)
 {
     c->slots[c->places[expert]].state = COLIBRI_SLOT_RESIDENT;
+}
+
+void colibri_cache_keep(const struct colibri_expert_cache *c, uint32_t slot)
+{
+    c->slots[slot].state = COLIBRI_SLOT_RESIDENT;
+}
+
+static void change(const struct colibri_expert_cache *c, uint32_t expert, uint32_t from, uint32_t to)
+{
+    uint32_t slot = c->places[expert];
+    if (slot != COLIBRI_NO_SLOT && c->slots[slot].state == from)
+        c->slots[slot].state = to;
+}
+
+void colibri_cache_guard(const struct colibri_expert_cache *c, uint32_t expert)
+{
+    change(c, expert, COLIBRI_SLOT_RESIDENT, COLIBRI_SLOT_IN_USE);
+}
+
+void colibri_cache_unguard(const struct colibri_expert_cache *c, uint32_t expert)
+{
+    change(c, expert, COLIBRI_SLOT_IN_USE, COLIBRI_SLOT_RESIDENT);
 }
 #endif

@@ -50,7 +50,7 @@ struct colibri_expert_cache {
 /* In `uses`: stays once it is there. */
 #define COLIBRI_PINNED 0xFFFFu
 
-/* Below COLIBRI_MAX_SLOTS slots and 2^24 experts. */
+/* A multiple of 8. Below COLIBRI_MAX_SLOTS slots and 2^24 experts. */
 uint64_t colibri_cache_bytes(uint32_t experts, uint32_t slots);
 
 /* Sets of slots: one a layer from `least` slots a layer on, else one for all. */
@@ -76,5 +76,12 @@ uint32_t colibri_cache_take(const struct colibri_expert_cache *c, uint32_t exper
 void colibri_cache_arrive(const struct colibri_expert_cache *c, uint32_t slot);
 void colibri_cache_drop(const struct colibri_expert_cache *c, uint32_t slot);
 void colibri_cache_release(const struct colibri_expert_cache *c, uint32_t expert);
+
+/* LOADING -> RESIDENT: read on a guess and not used, so the first to go. */
+void colibri_cache_keep(const struct colibri_expert_cache *c, uint32_t slot);
+
+/* RESIDENT -> IN_USE and back, without a use: it does not make room meanwhile. Nothing for other states. */
+void colibri_cache_guard(const struct colibri_expert_cache *c, uint32_t expert);
+void colibri_cache_unguard(const struct colibri_expert_cache *c, uint32_t expert);
 
 #endif

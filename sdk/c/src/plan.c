@@ -9,6 +9,7 @@
 #include "image_rules.h"
 #include "kv.h"
 #include "options.h"
+#include "preference.h"
 #include "size.h"
 #include "state.h"
 #include "stream.h"
@@ -63,6 +64,23 @@ static uint32_t most_slots(const colibri_image *image)
 }
 #endif
 
+/* Reads on a guess and what routers go by, where a model has experts for it; 0: leave it out. */
+static colibri_status fill_routing(const colibri_image *image, colibri_limits *l, colibri_error *error)
+{
+    bool experts = image->moe_layers != 0;
+    l->prefetch = l->prefetch == 0 ? COLIBRI_PREFETCH_OFF : l->prefetch;
+    const uint32_t asked[] = {l->prefetch - COLIBRI_PREFETCH_OFF, l->balance, l->prefer_cached};
+    const uint32_t most[] = {
+        COLIBRI_WITH_PREFETCH && streams(l) && experts ? COLIBRI_PREFETCH_ON - COLIBRI_PREFETCH_OFF : 0,
+        COLIBRI_WITH_PREFERENCE && experts ? COLIBRI_MAX_BALANCE : 0,
+        COLIBRI_WITH_PREFERENCE && streams(l) && experts ? COLIBRI_MAX_PREFER_CACHED : 0,
+    };
+    for (uint32_t i = 0; i < 3; i++)
+        if (asked[i] > most[i])
+            return colibri_fail(error, COLIBRI_ERR_LIMIT, 10 + i, asked[i], most[i]);
+    return COLIBRI_OK;
+}
+
 /* Slots, which may be left to the placement, and the policy. */
 static colibri_status fill_slots(const colibri_image *image, const colibri_limits *l, colibri_error *error)
 {
@@ -109,7 +127,8 @@ static colibri_status fill_limits(const colibri_image *image, const colibri_limi
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 6, l->profile, COLIBRI_PROFILE_WIDE);
     if (l->weights > MOST_WEIGHTS)
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 7, l->weights, MOST_WEIGHTS);
-    return fill_slots(image, l, error);
+    colibri_status status = fill_slots(image, l, error);
+    return status == COLIBRI_OK ? fill_routing(image, l, error) : status;
 }
 
 /* Smallest and largest group of the image's quantised tensors; 0 when it has none. */
@@ -203,7 +222,11 @@ static void size_activations(const colibri_image *image, const colibri_limits *l
     uint32_t busy = larger(c->layers * 4 * ONCE / l->batch, 1), small, large;
     groups(image, &small, &large);
     struct widths w = widths_of(image, small, large);
-    set(s, COLIBRI_BUFFER_STATE, l->sequences, 8, busy);
+    uint64_t state = 8;
+#if COLIBRI_WITH_PREFERENCE
+    state += colibri_preference_bytes(image, l);
+#endif
+    set(s, COLIBRI_BUFFER_STATE, l->sequences, state, busy);
     set(s, COLIBRI_BUFFER_STEP, l->batch, 10, busy);
     uint32_t second = c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size;
     set(s, COLIBRI_BUFFER_ROPE, l->batch, (c->rope_size + (image->rope_sets > 1 ? second : 0)) * 4u, busy);
@@ -227,7 +250,8 @@ static void size_ffn(const colibri_image *image, const colibri_limits *l, struct
     uint32_t ffn = larger(routed, l->batch * inner);
     groups(image, &small, &large);
     if (c->experts != 0) {
-        set(s, COLIBRI_BUFFER_ROUTER, l->batch, c->experts * 4u, busy);
+        bool preference = COLIBRI_WITH_PREFERENCE && (l->balance != 0 || l->prefer_cached != 0); /* a row more */
+        set(s, COLIBRI_BUFFER_ROUTER, l->batch + preference, c->experts * 4u, busy);
         set(s, COLIBRI_BUFFER_ROUTES, slots, 6, busy);
         set(s, COLIBRI_BUFFER_DISPATCH, slots * 2 + c->experts * 2 + 1, 2, busy);
         set(s, COLIBRI_BUFFER_EXPERT_OUT, slots, c->hidden * 4u, busy);
@@ -261,7 +285,11 @@ static void size_streamed(const colibri_image *image, const colibri_limits *l, s
     set(s, COLIBRI_BUFFER_EXPERT_SLOTS, l->expert_slots, colibri_stream_slot_bytes(image), ONCE / 2);
     s->ok = s->ok && colibri_add(s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS], alignment - own,
                                  &s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS]);
-    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, colibri_cache_bytes(image->expert_count, l->expert_slots), ONCE);
+    uint64_t cache = colibri_cache_bytes(image->expert_count, l->expert_slots);
+#if COLIBRI_WITH_PREFETCH
+    cache += l->prefetch == COLIBRI_PREFETCH_ON ? colibri_prefetch_bytes(image) : 0;
+#endif
+    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, cache, ONCE);
 #endif
     (void)image;
     (void)l;

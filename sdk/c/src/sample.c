@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Drawing the next token without memory or sorting: thresholds are found bit by bit over an
- * order-preserving key of the logits, 32 linear scans each. Sums run in id order. */
+/* Drawing the next token without memory or sorting: thresholds are found digit by digit over an order-preserving key
+ * of the logits, eight linear scans each. Sums run in id order. */
 #include "colibri/engine.h"
 #include "fail.h"
 #include "float_math.h"
@@ -46,57 +46,68 @@ static int passes(const struct cut *cut, uint32_t key, uint32_t *left)
     return 1;
 }
 
-static uint32_t count_from(const struct draw *d, uint32_t threshold)
-{
-    uint32_t n = 0;
-    for (uint32_t i = 0; i < d->count; i++)
-        n += key_of(d->logits[i]) >= threshold;
-    return n;
-}
-
-/* Weight of the candidates of top_k with keys of at least threshold. */
-static float mass_from(const struct draw *d, uint32_t threshold)
-{
-    float sum = 0.0f;
-    uint32_t left = d->top_k.ties;
-    for (uint32_t i = 0; i < d->count; i++) {
-        uint32_t key = key_of(d->logits[i]);
-        if (passes(&d->top_k, key, &left) && key >= threshold)
-            sum = sum + weight_of(d, i);
-    }
-    return sum;
-}
+enum { DIGIT_BITS = 4, DIGITS = 1 << DIGIT_BITS };
 
 /* The k-th largest key. */
 static void cut_top_k(struct draw *d, uint32_t k)
 {
-    uint32_t threshold = 0;
-    for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1)
-        if (count_from(d, threshold | bit) >= k)
-            threshold |= bit;
-    d->top_k.threshold = threshold;
-    d->top_k.ties = k - (threshold == UINT32_MAX ? 0 : count_from(d, threshold + 1));
+    uint32_t low = 0, above = 0; /* the key's digits so far; how many keys are larger than any with these digits */
+    for (int shift = 32 - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
+        uint32_t counts[DIGITS] = {0}, digit = DIGITS - 1;
+        for (uint32_t i = 0; i < d->count; i++) {
+            uint32_t key = key_of(d->logits[i]);
+            if (key >= low && (key - low) >> shift < DIGITS)
+                counts[(key - low) >> shift]++;
+        }
+        for (; above + counts[digit] < k; digit--)
+            above += counts[digit];
+        low += digit << shift;
+    }
+    d->top_k.threshold = low;
+    d->top_k.ties = k - above;
 }
 
-/* The largest key from which on the mass is reached; then as many ties as it takes. */
+/* mass[n]: weight of the candidates of top_k with keys from low + (n << shift) on. */
+static void masses(const struct draw *d, uint32_t low, int shift, float mass[DIGITS])
+{
+    uint32_t left = d->top_k.ties;
+    for (uint32_t n = 0; n < DIGITS; n++)
+        mass[n] = 0.0f;
+    for (uint32_t i = 0; i < d->count; i++) {
+        uint32_t key = key_of(d->logits[i]);
+        if (key < low || !passes(&d->top_k, key, &left)) /* ties of top_k are all below low, or none is */
+            continue;
+        uint32_t digit = (key - low) >> shift;
+        float weight = weight_of(d, i);
+        for (uint32_t n = 0; n < DIGITS && n <= digit; n++)
+            mass[n] = mass[n] + weight;
+    }
+}
+
+/* The largest key from which on the mass is reached; then as many ties as it takes. A sum with more terms is never
+ * smaller, because rounding keeps order, so there is one such key. */
 static void cut_top_p(struct draw *d, float top_p)
 {
-    float need = top_p * mass_from(d, 0);
-    uint32_t threshold = 0;
-    for (uint32_t bit = 1u << 31; bit != 0; bit >>= 1)
-        if (mass_from(d, threshold | bit) >= need)
-            threshold |= bit;
-    float mass = mass_from(d, threshold + 1);
-    uint32_t left = d->top_k.ties;
-    d->top_p.threshold = threshold;
+    uint32_t low = 0, left = d->top_k.ties;
+    float mass[DIGITS], need = 0.0f, above = 0.0f; /* above: of keys larger than any with low's digits */
+    for (int shift = 32 - DIGIT_BITS; shift >= 0; shift -= DIGIT_BITS) {
+        uint32_t digit = DIGITS - 1;
+        masses(d, low, shift, mass);
+        if (shift == 32 - DIGIT_BITS)
+            need = top_p * mass[0];
+        for (; digit != 0 && !(mass[digit] >= need); digit--)
+            above = mass[digit];
+        low += digit << shift;
+    }
+    d->top_p.threshold = low;
     d->top_p.ties = 0;
     for (uint32_t i = 0; i < d->count; i++) {
         uint32_t key = key_of(d->logits[i]);
-        if (!passes(&d->top_k, key, &left) || key != threshold)
+        if (!passes(&d->top_k, key, &left) || key != low)
             continue;
         d->top_p.ties++;
-        mass = mass + weight_of(d, i);
-        if (mass >= need)
+        above = above + weight_of(d, i);
+        if (above >= need)
             return;
     }
 }

@@ -66,6 +66,9 @@ class Limits:
         weights: int = 0,
         expert_slots: int = 0,
         policy: int = 0,
+        prefetch: int = 0,
+        balance: int = 0,
+        prefer_cached: int = 0,
     ) -> None: ...
     @property
     def sequences(self) -> int: ...
@@ -85,6 +88,12 @@ class Limits:
     def expert_slots(self) -> int: ...
     @property
     def policy(self) -> int: ...
+    @property
+    def prefetch(self) -> int: ...
+    @property
+    def balance(self) -> int: ...
+    @property
+    def prefer_cached(self) -> int: ...
 
 class PlanResult(TypedDict):
     shortage: tuple[int, int, int] | None
@@ -111,6 +120,9 @@ class ExpertStats(TypedDict):
     misses: int
     bytes_read: int
     retries: int
+    prefetched: int
+    prefetched_used: int
+    prefetched_wasted_bytes: int
 
 class NpuState(TypedDict):
     bytes: int
@@ -213,6 +225,26 @@ class ReadProbe:
     def run(self, threads: int, ahead: int) -> float: ...
     @property
     def address(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
+
+class MatmulProbe:
+    def __init__(
+        self,
+        kernels: str,
+        type: int,
+        group: int,
+        rows: int,
+        columns: int,
+        tokens: int,
+        order: int,
+        huge: bool,
+    ) -> None: ...
+    def run(self, calls: int) -> float: ...
+    @property
+    def address(self) -> int: ...
+    @property
+    def kernels(self) -> str: ...
     @property
     def bytes(self) -> int: ...
 

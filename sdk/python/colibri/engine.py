@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,7 @@ from colibri.accelerator import FakeNpu
 from colibri.errors import EngineError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
+from colibri.routing import routing_options
 from colibri.sampling import Sampler, Sampling
 
 #: One trace event, as colibri_event lies in memory.
@@ -41,8 +42,10 @@ class MemoryRegion(NamedTuple):
 class ExpertStats(NamedTuple):
     """Streamed experts: slots, and what became of the experts of all steps, counted.
 
-    A step asks once for each expert that any of its tokens chose.  `slots_per_layer` is 0 when
-    all layers share the slots; everything is 0 when nothing is streamed.
+    A step asks once for each expert that any of its tokens chose; a hit is in memory or on its way
+    by then.  `slots_per_layer` is 0 when all layers share the slots; everything is 0 when nothing
+    is streamed.  `prefetched` reads were begun before their layer's router had spoken; of them,
+    `prefetched_used` were of experts that it then chose, and the others are wasted bytes.
     """
 
     slots: int
@@ -52,6 +55,9 @@ class ExpertStats(NamedTuple):
     misses: int
     bytes_read: int
     retries: int
+    prefetched: int = 0
+    prefetched_used: int = 0
+    prefetched_wasted_bytes: int = 0
 
 
 class Step(NamedTuple):
@@ -70,6 +76,7 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
 
 #: Which expert makes room for another; "auto": what the library finds best for that many slots.
 POLICIES = {"auto": 0, **_core.POLICIES}
+PREFETCH = {None: 0, False: 1, True: 2}
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
@@ -84,16 +91,21 @@ def make_limits(
     weights: str = "mapped",
     expert_slots: int | None = None,
     policy: str = "auto",
+    prefetch: bool | None = None,
+    balance: int | None = None,
+    prefer_cached: float | None = None,
 ) -> _core.Limits:
     """The C library's limits; None asks for its default."""
     sizes = {
         "context": context, "batch": batch, "workers": workers, "sequences": sequences,
-        "expert_slots": expert_slots,
+        "expert_slots": expert_slots, "balance": balance,
     }  # fmt: skip
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
             hint = "use 1 or more" if value < 1 else "at most 2^32 - 1"
             raise PlanError(f"limit '{name}' is {value}", hint=hint)
+    if prefer_cached is not None and not 0.001 <= prefer_cached <= 1:
+        raise PlanError(f"limit 'prefer_cached' is {prefer_cached}", hint="use 0.001 .. 1")
     return _core.Limits(
         sequences=sequences,
         context=context or 0,
@@ -104,6 +116,9 @@ def make_limits(
         weights=named("weight placement", _core.WEIGHTS, weights),
         expert_slots=expert_slots or 0,
         policy=named("policy", POLICIES, policy),
+        prefetch=PREFETCH[prefetch],
+        balance=balance or 0,
+        prefer_cached=round((prefer_cached or 0) * 1000),
     )
 
 
@@ -158,6 +173,15 @@ class Engine:
         Streamed: which expert makes room for another. Results do not depend on it.
     pins : sequence of (layer, expert)
         Streamed: experts that stay once they have been read.
+    prefetch : bool, optional
+        Streamed: read what the next layer's router is likely to choose while the storage is idle.
+        Default: the library's (no). Results do not depend on it.
+    balance : int, optional
+        Changes results: the probability of an expert that was chosen more than so many times in a
+        row is halved with each choice more. Only its choice goes by that, not its weight.
+    prefer_cached : float, optional
+        Streamed, changes results: experts in memory gain this part (0.001 to 1) of the range of a
+        token's scores. What is chosen then depends on slots, policy, batch and what ran before.
     threads : int, optional
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
@@ -189,6 +213,9 @@ class Engine:
         expert_slots: int | None = None,
         policy: str = "auto",
         pins: Sequence[tuple[int, int]] = (),
+        prefetch: bool | None = None,
+        balance: int | None = None,
+        prefer_cached: float | None = None,
         threads: int | None = None,
         trace: bool = False,
         accelerator: FakeNpu | None = None,
@@ -198,6 +225,7 @@ class Engine:
         limits = make_limits(
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
             profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
+            prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
         )  # fmt: skip
         regions, most = None, 2**62
         if isinstance(memory, int):
@@ -291,11 +319,20 @@ class Engine:
         names = {number: name for name, number in POLICIES.items()}
         return ExpertStats(
             stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
-            stats["misses"], stats["bytes_read"], stats["retries"],
+            stats["misses"], stats["bytes_read"], stats["retries"], stats["prefetched"],
+            stats["prefetched_used"], stats["prefetched_wasted_bytes"],
         )  # fmt: skip
 
+    @property
+    def routing(self) -> dict[str, Any] | None:
+        """What changes the choice of experts (`colibri.routing`); None: the model's own router."""
+        return routing_options(self.core.limits)
+
     def selftest(self) -> None:
-        """Runs the image's golden vector; EngineError when the numbers differ."""
+        """Runs the image's golden vector through the model's own router.
+
+        EngineError when the numbers differ.
+        """
         self.core.selftest()
 
     def take_trace(self) -> NDArray[np.void]:

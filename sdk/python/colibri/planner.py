@@ -18,9 +18,10 @@ from typing import Any
 from colibri import _core
 from colibri.board_memory import BoardMemory, FreeRegion, board_memory
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, POLICIES, make_limits
+from colibri.engine import KV_TYPES, POLICIES, PREFETCH, make_limits
 from colibri.errors import DoesNotFitError, Lack, PlanError
 from colibri.image import Image
+from colibri.routing import routing_options
 from colibri.status import LIMITS
 
 SCHEMA = 1
@@ -72,7 +73,9 @@ class Plan:
         Limits in effect.
     experts : dict, optional
         When they are streamed: slots, slots a layer (0: shared by all), bytes of a slot, policy,
-        and why it is so.
+        whether it reads on a guess, and why it is so.
+    routing : dict, optional
+        What changes the choice of experts (`colibri.routing`).
     """
 
     board: str
@@ -87,6 +90,7 @@ class Plan:
     unplaced: tuple[Buffer, ...] = ()
     lack: Lack | None = None
     experts: dict[str, Any] | None = None
+    routing: dict[str, Any] | None = None
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -109,6 +113,7 @@ class Plan:
             "board": self.board,
             "limits": self.limits,
             "experts": self.experts,
+            "routing": self.routing,
             "alignment": self.alignment,
             "advice": list(self.advice),
             "unplaced": [vars(buffer) for buffer in self.unplaced],
@@ -132,6 +137,9 @@ def plan(
     memory: int | None = None,
     expert_slots: int | None = None,
     policy: str = "auto",
+    prefetch: bool | None = None,
+    balance: int | None = None,
+    prefer_cached: float | None = None,
 ) -> Plan:
     """Plans an image on a board.
 
@@ -153,7 +161,7 @@ def plan(
         are in RAM. Boards with a system only.
     memory : int, optional
         Bytes that the engine may take in all. Default: what the board has.
-    expert_slots, policy : optional
+    expert_slots, policy, prefetch, balance, prefer_cached : optional
         As `Engine` takes them. Default: as many slots as fit.
 
     Raises
@@ -171,6 +179,7 @@ def plan(
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
         weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+        prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
     )  # fmt: skip
     there = board_memory(target, opened, pages, streamed=streamed)
     if memory is not None:
@@ -223,6 +232,7 @@ class _Planner:
             unplaced=() if fits else buffers,
             lack=lack,
             experts=_experts(self.image, result),
+            routing=routing_options(self.limits),
         )
 
     def _lack(
@@ -330,6 +340,7 @@ def _experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
         "slots_per_layer": per_layer,
         "slot_bytes": result["slot_bytes"],
         "policy": policy,
+        "prefetch": limits.prefetch == PREFETCH[True],
         "why": f"{limits.expert_slots} of {count} in memory, {why}; {policy} makes room",
     }
 

@@ -124,3 +124,4 @@ void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
 void bind_recorder(nb::module_ &m);
 void bind_probe(nb::module_ &m);
+void bind_matmul_probe(nb::module_ &m);

@@ -187,4 +187,5 @@ NB_MODULE(_core, m)
     bind_engine(m);
     bind_kernels(m);
     bind_probe(m);
+    bind_matmul_probe(m);
 }

@@ -225,6 +225,9 @@ nb::dict Engine::expert_stats()
     out["misses"] = s.misses;
     out["bytes_read"] = s.bytes_read;
     out["retries"] = s.retries;
+    out["prefetched"] = s.prefetched;
+    out["prefetched_used"] = s.prefetched_used;
+    out["prefetched_wasted_bytes"] = s.prefetched_wasted_bytes;
     return out;
 }
 

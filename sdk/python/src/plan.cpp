@@ -20,10 +20,12 @@ namespace {
 
 void set_limits(colibri_limits *self, uint32_t sequences, uint32_t context, uint32_t batch,
                 uint32_t workers, uint32_t kv, uint32_t profile, uint32_t weights,
-                uint32_t expert_slots, uint32_t policy)
+                uint32_t expert_slots, uint32_t policy, uint32_t prefetch, uint32_t balance,
+                uint32_t prefer_cached)
 {
     new (self) colibri_limits{sizeof(colibri_limits), sequences, context, batch,
-                              workers, kv, profile, weights, expert_slots, policy};
+                              workers, kv, profile, weights, expert_slots, policy,
+                              prefetch, balance, prefer_cached};
 }
 
 nb::list buffers(const colibri_plan_result &plan)
@@ -73,7 +75,8 @@ void bind_plan(nb::module_ &m)
         .def("__init__", &set_limits, nb::arg("sequences") = 1, nb::arg("context") = 0,
              nb::arg("batch") = 0, nb::arg("workers") = 0, nb::arg("kv") = 0,
              nb::arg("profile") = 0, nb::arg("weights") = 0, nb::arg("expert_slots") = 0,
-             nb::arg("policy") = 0)
+             nb::arg("policy") = 0, nb::arg("prefetch") = 0, nb::arg("balance") = 0,
+             nb::arg("prefer_cached") = 0)
         .def_ro("sequences", &colibri_limits::sequences)
         .def_ro("context", &colibri_limits::context)
         .def_ro("batch", &colibri_limits::batch)
@@ -82,7 +85,10 @@ void bind_plan(nb::module_ &m)
         .def_ro("profile", &colibri_limits::profile)
         .def_ro("weights", &colibri_limits::weights)
         .def_ro("expert_slots", &colibri_limits::expert_slots)
-        .def_ro("policy", &colibri_limits::policy);
+        .def_ro("policy", &colibri_limits::policy)
+        .def_ro("prefetch", &colibri_limits::prefetch)
+        .def_ro("balance", &colibri_limits::balance)
+        .def_ro("prefer_cached", &colibri_limits::prefer_cached);
     m.def("plan", &plan, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
     m.def("plan_max_context", &max_context, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
 }

@@ -2,18 +2,17 @@
 // Read bandwidth and int8 peak of this machine, by threads. The GIL is released while they run.
 #include "bind.h"
 #include "probe_kernels.h"
+#include "probe_memory.h"
 
 #include <atomic>
 #include <chrono>
 #include <functional>
 #include <stdexcept>
-#include <sys/mman.h>
 #include <system_error>
 #include <thread>
 
 namespace {
 
-constexpr size_t HUGE_PAGE = size_t{2} << 20;
 constexpr uint32_t MOST_THREADS = 1024;
 std::atomic<uint64_t> sink{0}; // results go here, so that no loop can be left out
 
@@ -50,26 +49,12 @@ void check_threads(uint32_t threads)
     if (threads < 1 || threads > MOST_THREADS) throw nb::value_error("threads must be 1 to 1024");
 }
 
-// Anonymous memory to read, on 2 MiB boundaries so that it can have huge pages.
 class ReadProbe {
 public:
-    ReadProbe(uint64_t wanted, bool huge) : bytes((wanted + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE)
+    ReadProbe(uint64_t wanted, bool huge) : memory(wanted, huge)
     {
-        if (wanted == 0 || bytes < wanted) throw nb::value_error("bytes must be 1 or more");
-        mapped = mmap(nullptr, bytes + HUGE_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-        if (mapped == MAP_FAILED) throw std::bad_alloc();
-        const auto at = reinterpret_cast<uintptr_t>(mapped);
-        data = reinterpret_cast<uint8_t *>((at + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE);
-#if defined(MADV_HUGEPAGE)
-        madvise(data, bytes, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE); // a wish; /proc/self/smaps tells what came
-#else
-        (void)huge;
-#endif
-        for (uint64_t i = 0; i < bytes; i += 4096) data[i] = static_cast<uint8_t>(i >> 12);
+        for (uint64_t i = 0; i < memory.bytes; i += 4096) memory.data[i] = static_cast<uint8_t>(i >> 12);
     }
-    ~ReadProbe() { munmap(mapped, bytes + HUGE_PAGE); }
-    ReadProbe(const ReadProbe &) = delete;
-    ReadProbe &operator=(const ReadProbe &) = delete;
 
     // Seconds in which `threads` threads read all of it once, each its own stretch from begin to end.
     double run(uint32_t threads, size_t ahead) const
@@ -78,17 +63,15 @@ public:
         nb::gil_scoped_release release;
         return timed(threads, [&](uint32_t t) {
             const uint64_t begin = first(t, threads), end = first(t + 1, threads);
-            sink += best_read_kernel().read(data + begin, end - begin, ahead);
+            sink += best_read_kernel().read(memory.data + begin, end - begin, ahead);
         });
     }
-    uint64_t address() const { return reinterpret_cast<uintptr_t>(data); }
-
-    const uint64_t bytes;
+    uint64_t address() const { return memory.address(); }
+    uint64_t bytes() const { return memory.bytes; }
 
 private:
-    uint64_t first(uint32_t thread, uint32_t threads) const { return bytes / 4096 * thread / threads * 4096; }
-    void *mapped = nullptr;
-    uint8_t *data = nullptr;
+    uint64_t first(uint32_t thread, uint32_t threads) const { return bytes() / 4096 * thread / threads * 4096; }
+    ProbeMemory memory;
 };
 
 // Seconds, and multiply-adds of all threads together.
@@ -112,7 +95,7 @@ void bind_probe(nb::module_ &m)
         .def(nb::init<uint64_t, bool>(), nb::arg("bytes"), nb::arg("huge"))
         .def("run", &ReadProbe::run, nb::arg("threads"), nb::arg("ahead"))
         .def_prop_ro("address", &ReadProbe::address)
-        .def_ro("bytes", &ReadProbe::bytes);
+        .def_prop_ro("bytes", &ReadProbe::bytes);
     m.def("int8_run", &int8_run, nb::arg("threads"), nb::arg("rounds"));
     m.def("read_kernel", [] { return best_read_kernel().name; });
     m.def("int8_kernel", [] { return best_int8_kernel().name; });

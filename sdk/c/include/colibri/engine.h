@@ -52,9 +52,9 @@ colibri_status colibri_reset(colibri_engine *engine, uint32_t sequence);
 uint32_t colibri_length(const colibri_engine *engine, uint32_t sequence);
 
 /* What became of the experts of all steps since init; zeros when nothing is streamed. A step asks once for each
- * expert that any of its tokens chose. */
+ * expert that any of its tokens chose. A hit is in memory, or on its way, when its layer asks for it. */
 typedef struct colibri_expert_stats {
-    uint32_t struct_bytes;
+    uint32_t struct_bytes; /* a shorter one gets the members that it has, from `retries` on */
     uint32_t slots;
     uint32_t slots_per_layer; /* of the layer with fewest; 0: shared by all layers */
     uint32_t policy;          /* COLIBRI_POLICY_* */
@@ -62,6 +62,10 @@ typedef struct colibri_expert_stats {
     uint64_t misses;
     uint64_t bytes_read;      /* records that arrived, each at its size in the expert table */
     uint64_t retries;         /* reads that were begun again after a failure */
+    /* limits.prefetch. What a read begun early brings in time counts as a hit, and in bytes_read */
+    uint64_t prefetched;      /* reads begun before their layer's router had spoken */
+    uint64_t prefetched_used; /* of them, those of experts that it chose */
+    uint64_t prefetched_wasted_bytes; /* of the others */
 } colibri_expert_stats;
 colibri_status colibri_expert_statistics(const colibri_engine *engine, colibri_expert_stats *stats);
 

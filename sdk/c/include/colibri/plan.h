@@ -31,6 +31,13 @@ enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2, COLIBRI_WEIGHTS_S
  * then the one whose layer comes last. Results never depend on it. */
 enum { COLIBRI_POLICY_LRU = 1, COLIBRI_POLICY_FREQUENCY = 2, COLIBRI_POLICY_LEAST_STALE = 3 };
 
+/* Whether reads for the next layer with experts begin before its router has spoken, when the storage has nothing
+ * else to do (steps of one token, a storage with start and wait). Results never depend on it. */
+enum { COLIBRI_PREFETCH_OFF = 1, COLIBRI_PREFETCH_ON = 2 };
+
+#define COLIBRI_MAX_BALANCE 200u          /* choices in a row */
+#define COLIBRI_MAX_PREFER_CACHED 1000u   /* thousandths */
+
 typedef struct colibri_limits {
     uint32_t struct_bytes;
     uint32_t sequences; /* independent contexts, from 1. Cost: KV cache each */
@@ -44,6 +51,13 @@ typedef struct colibri_limits {
                             * From top_k a layer on, each layer has its share, the first ones those left over;
                             * fewer are shared by all layers. Cost: the largest record each */
     uint32_t policy;    /* COLIBRI_POLICY_*; 0: FREQUENCY below 2 top_k slots a layer, else LRU */
+    uint32_t prefetch;  /* STREAMED: COLIBRI_PREFETCH_*; 0: OFF. Cost: a row of activations and of scores */
+
+    /* What follows changes which experts are chosen, and so the logits (docs/numerics.md, section 6) */
+    uint32_t balance;   /* from so many choices of an expert in a row on, its probability is halved with each one
+                         * more; 0: never. Cost: two bytes for each expert, layer and sequence */
+    uint32_t prefer_cached; /* STREAMED: experts in memory gain so many thousandths of the range of a token's
+                             * scores, 0 .. 1000. Logits depend on slots, policy, batch and what ran before */
 } colibri_limits;
 
 typedef struct colibri_region {

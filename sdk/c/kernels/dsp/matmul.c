@@ -244,7 +244,7 @@ static void widen(struct panel *x, const colibri_matmul *m, uint32_t first)
         widen_q4(x, codes);
 }
 
-/* One token, activations and outputs where m points to. */
+/* A product of one token. */
 static void token(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
     struct panel x;
@@ -258,17 +258,5 @@ static void token(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 
 void colibri_dsp_matmul(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
-    if (m->weight->groups == 0 || m->weight->order != COLIBRI_ORDER_ROWS) {
-        colibri_ref_matmul(m, row_begin, row_end);
-        return;
-    }
-    for (uint32_t t = 0; t < m->tokens; t++) {
-        size_t in_row = m->in_rows != NULL ? m->in_rows[t] : t;
-        size_t out_row = m->out_rows != NULL ? m->out_rows[t] : t;
-        colibri_matmul one = *m;
-        one.codes += in_row * m->code_stride;
-        one.scales += in_row * m->scale_stride;
-        one.out += out_row * m->out_stride;
-        token(&one, row_begin, row_end);
-    }
+    colibri_ref_by_token(m, row_begin, row_end, token);
 }

@@ -16,12 +16,12 @@
 #include <stddef.h>
 
 #include "../../src/options.h"
+#include "../../src/tiles.h"
 #include "../ref/ref.h"
 #include "colibri/image.h"
 #include "neon.h"
 
 enum {
-    TILE_ROWS = 16,
     BAND_ROWS = 64,    /* rows whose weights stay in a cache while all tokens meet them */
     CHUNK_GROUPS = 64, /* groups whose activation sums are kept at a time */
 };
@@ -80,9 +80,9 @@ COLIBRI_INLINE void tile(const struct pass *p, uint32_t type, int tokens, uint32
 {
     const colibri_matrix *w = p->m->weight;
     const uint32_t first = p->first_group, groups = p->end_group - first, group = w->group;
-    const uint32_t bytes = TILE_ROWS * group / (type == COLIBRI_Q4 ? 2 : 1);
+    const uint32_t bytes = COLIBRI_TILE_ROWS * group / (type == COLIBRI_Q4 ? 2 : 1);
     const uint8_t *codes = w->codes + (size_t)row * w->stride + (size_t)first * bytes;
-    const uint16_t *scales = w->scales + (size_t)row * w->groups + (size_t)first * TILE_ROWS;
+    const uint16_t *scales = w->scales + (size_t)row * w->groups + (size_t)first * COLIBRI_TILE_ROWS;
     const int8_t *x[COLIBRI_TILE_TOKENS];
     const float *d[COLIBRI_TILE_TOKENS];
     float32x4_t sum[COLIBRI_TILE_TOKENS][4];
@@ -92,7 +92,7 @@ COLIBRI_INLINE void tile(const struct pass *p, uint32_t type, int tokens, uint32
         d[t] = p->d[t] + first;
     }
     load_sums(p, row, tokens, sum);
-    for (uint32_t g = 0; g < groups; g++, codes += bytes, scales += TILE_ROWS) {
+    for (uint32_t g = 0; g < groups; g++, codes += bytes, scales += COLIBRI_TILE_ROWS) {
         int32x4_t dot[COLIBRI_TILE_TOKENS][4];
         COLIBRI_UNROLL
         for (int i = 0; i < 4 * tokens; i++)
@@ -127,7 +127,7 @@ COLIBRI_INLINE void pass_of(struct pass *p, uint32_t type, int tokens, uint32_t 
         for (int t = 0; type == COLIBRI_Q4 && t < tokens; t++)
             for (uint32_t k = g; k < p->end_group; k++)
                 p->eights[t][k - g] = minus_eights(p->x[t] + (size_t)k * w->group, w->group);
-        for (uint32_t row = row_begin; row < row_end; row += TILE_ROWS)
+        for (uint32_t row = row_begin; row < row_end; row += COLIBRI_TILE_ROWS)
             tile(p, type, tokens, row);
     }
 }
@@ -245,22 +245,16 @@ static uint32_t at_most(uint32_t a, uint32_t b)
 /* Part of a tile: the reference; whole tiles in bands; then the rows that fill no tile. */
 static void matmul_tiles(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
-    uint32_t tiled = m->weight->rows / TILE_ROWS * TILE_ROWS;
-    uint32_t begin = row_begin, end = at_most(row_end, tiled);
-    if (begin < end && begin % TILE_ROWS != 0) {
-        begin = at_most(end, (begin / TILE_ROWS + 1) * TILE_ROWS);
-        colibri_ref_matmul(m, row_begin, begin);
-    }
-    uint32_t whole = begin < end ? end / TILE_ROWS * TILE_ROWS : begin;
-    uint32_t step = m->tokens > COLIBRI_TILE_TOKENS ? BAND_ROWS : whole - begin;
-    for (; begin < whole; begin += at_most(step, whole - begin))
-        band(m, begin, begin + at_most(step, whole - begin));
-    if (begin < end) {
-        colibri_ref_matmul(m, begin, end);
-        begin = end;
-    }
-    if (begin < row_end)
-        rows(m, begin, row_end);
+    const struct colibri_tile_cut cut = colibri_cut_tiles(m->weight, row_begin, row_end);
+    const uint32_t step = m->tokens > COLIBRI_TILE_TOKENS ? BAND_ROWS : cut.part - cut.whole;
+    if (row_begin < cut.whole)
+        colibri_ref_matmul(m, row_begin, cut.whole);
+    for (uint32_t begin = cut.whole; begin < cut.part; begin += step)
+        band(m, begin, at_most(cut.part, begin + step));
+    if (cut.part < cut.plain)
+        colibri_ref_matmul(m, cut.part, cut.plain);
+    if (cut.plain < row_end)
+        rows(m, cut.plain, row_end);
 }
 #endif
 

@@ -6,6 +6,7 @@
 
 #include "../../src/convert.h"
 #include "../../src/options.h"
+#include "../../src/tiles.h"
 #include "../ref/ref.h"
 #include "colibri/image.h"
 #include "lanes.h"
@@ -242,22 +243,18 @@ static bool aligned(const colibri_matmul *m)
 /* Part of a tile: the reference; whole tiles in bands; then the rows that fill no tile. */
 static void matmul_tiles(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end)
 {
-    uint32_t tiled = m->weight->rows / ROWS * ROWS;
-    uint32_t begin = row_begin, end = at_most(row_end, tiled);
-    if (begin < end && begin % ROWS != 0) {
-        begin = at_most(end, (begin / ROWS + 1) * ROWS);
-        colibri_ref_matmul(m, row_begin, begin);
-    }
-    uint32_t whole = begin < end && aligned(m) ? end / ROWS * ROWS : begin;
-    uint32_t step = m->tokens > 1 ? BAND_ROWS : whole - begin;
-    for (; begin < whole; begin += at_most(step, whole - begin))
-        tiles(m, begin, begin + at_most(step, whole - begin));
-    if (begin < end) {
-        colibri_ref_matmul(m, begin, end);
-        begin = end;
-    }
-    if (begin < row_end)
-        rows(m, begin, row_end);
+    struct colibri_tile_cut cut = colibri_cut_tiles(m->weight, row_begin, row_end);
+    if (!aligned(m))
+        cut.part = cut.whole;
+    const uint32_t step = m->tokens > 1 ? BAND_ROWS : cut.part - cut.whole;
+    if (row_begin < cut.whole)
+        colibri_ref_matmul(m, row_begin, cut.whole);
+    for (uint32_t begin = cut.whole; begin < cut.part; begin += step)
+        tiles(m, begin, at_most(cut.part, begin + step));
+    if (cut.part < cut.plain)
+        colibri_ref_matmul(m, cut.part, cut.plain);
+    if (cut.plain < row_end)
+        rows(m, cut.plain, row_end);
 }
 #endif
 #endif

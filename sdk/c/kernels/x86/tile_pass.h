@@ -85,17 +85,13 @@ static inline void colibri_tile_rows(const colibri_matmul *m, uint32_t begin, ui
 static inline void colibri_tile_product(const colibri_matmul *m, uint32_t row_begin, uint32_t row_end,
                                         const struct colibri_tile_kernel *k)
 {
-    uint32_t whole = m->weight->rows & ~15u, begin = (row_begin + 15u) & ~15u, end = row_end & ~15u;
-    end = row_end > whole ? whole : end;
-    if (begin >= end) {
-        k->rest(m, row_begin, row_end);
-        return;
-    }
-    if (row_begin < begin)
-        k->rest(m, row_begin, begin);
-    colibri_tile_rows(m, begin, end, k);
-    if (end < row_end)
-        k->rest(m, end, row_end);
+    const struct colibri_tile_cut cut = colibri_cut_tiles(m->weight, row_begin, row_end);
+    if (row_begin < cut.whole)
+        k->rest(m, row_begin, cut.whole);
+    if (cut.whole < cut.part)
+        colibri_tile_rows(m, cut.whole, cut.part, k);
+    if (cut.part < row_end)
+        k->rest(m, cut.part, row_end);
 }
 
 /* All tiles of a pass of `count` tokens, as a case of a switch over tokens. `tile(p, row, type, tokens)` is the table's:

@@ -26,10 +26,14 @@ from colibri.cli.common import (
     table,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     MemoryOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
+    wants_prefetch,
     wants_streaming,
 )
 from colibri.errors import EXIT_DOES_NOT_FIT
@@ -53,6 +57,9 @@ def plan(
     memory: MemoryOption = None,
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -69,10 +76,13 @@ def plan(
         workers=workers,
         kv=kv,
         pages=pages,
-        streamed=wants_streaming(memory, expert_slots, policy),
+        streamed=wants_streaming(memory, expert_slots, policy, prefetch),
         memory=memory_bytes(memory),
         expert_slots=expert_slots,
         policy=policy,
+        prefetch=wants_prefetch(prefetch),
+        balance=balance_router,
+        prefer_cached=prefer_cached,
     )
     if as_json:
         emit_json(made.to_json())
@@ -93,6 +103,8 @@ def _show(made: Plan) -> None:
     out.print(Text(f"limits: {limits}", style="dim"))
     if made.experts:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
+    if made.routing:
+        out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
         longest = f"longest context that fits: {made.max_context:,} tokens"
         out.print(f"[bold green]fits[/]: {made.total_bytes:,} bytes for the engine; {longest}")

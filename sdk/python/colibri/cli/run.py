@@ -34,11 +34,15 @@ from colibri.cli.requests import (
     build_request,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     DirectOption,
     MemoryOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
+    wants_prefetch,
     wants_streaming,
 )
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, generate
@@ -74,6 +78,9 @@ def run(
     memory: MemoryOption = None,
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     direct: DirectOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,7 +88,7 @@ def run(
     from colibri.engine import Engine
     from colibri.image import Image
 
-    streamed = wants_streaming(memory, expert_slots, policy, direct)
+    streamed = wants_streaming(memory, expert_slots, policy, prefetch, direct)
     opened = Image(image, map=not streamed, pages=pages)
     request = build_request(
         opened,
@@ -109,6 +116,9 @@ def run(
         memory=memory_bytes(memory),
         expert_slots=expert_slots,
         policy=policy,
+        prefetch=wants_prefetch(prefetch),
+        balance=balance_router,
+        prefer_cached=prefer_cached,
     )
     tokenizer = opened.tokenizer if opened.has_tokenizer else None
     writer = None if as_json else TextWriter(tokenizer)
@@ -118,6 +128,8 @@ def run(
         note(_summary(done, engine, workers), style="dim")
         if streamed:
             note(_experts_summary(engine), style="dim")
+        if engine.routing:
+            note(engine.routing["note"], style="dim")
         if pages == "huge":
             note(f"pages: {opened.pages}", style="dim")
     else:
@@ -143,6 +155,7 @@ def _run_fields(done: Generation, engine: Engine, workers: int) -> dict[str, Any
         "pages": _pages_fields(engine.image.pages),
         "memory": {"engine_bytes": engine.high_water()},
         "experts": engine.experts._asdict() if engine.experts.slots else None,
+        "routing": engine.routing,
         "measured": {
             "prefill_tok_s": _rate(done.prompt_tokens, done.prefill_seconds),
             "decode_tok_s": _rate(done.decode_steps, done.decode_seconds),
@@ -177,10 +190,16 @@ def _summary(done: Generation, engine: Engine, workers: int) -> str:
 def _experts_summary(engine: Engine) -> str:
     experts = engine.experts
     asked = experts.hits + experts.misses
+    guessed = ""
+    if experts.prefetched:
+        guessed = (
+            f", {experts.prefetched} reads on a guess of which {experts.prefetched_used} were used"
+            f" and {experts.prefetched_wasted_bytes:,} bytes wasted"
+        )
     return (
         f"experts: {experts.slots} slots, {experts.policy} · counted: {experts.hits} hits, "
         f"{experts.misses} misses ({experts.hits / max(asked, 1):.1%} hits), "
-        f"{experts.bytes_read:,} bytes read · engine {engine.high_water():,} bytes"
+        f"{experts.bytes_read:,} bytes read{guessed} · engine {engine.high_water():,} bytes"
     )
 
 

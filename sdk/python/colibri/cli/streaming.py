@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of commands that can stream experts; any of them asks for it."""
+"""Options of commands that can stream experts, any of which asks for it, and of routers."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import typer
 from colibri.units import parse_size
 
 Policy = Literal["auto", "lru", "frequency", "least-stale"]
+Prefetch = Literal["auto", "on", "off"]
 
 MemoryOption = Annotated[
     str | None,
@@ -28,6 +29,33 @@ PolicyOption = Annotated[
     Policy,
     typer.Option("--policy", help="Stream experts: which one makes room. Results do not change."),
 ]
+PrefetchOption = Annotated[
+    Prefetch,
+    typer.Option(
+        "--prefetch",
+        help="Stream experts: while the storage is idle, read what the next layer is likely to "
+        "choose (auto: off). Results do not change.",
+    ),
+]
+BalanceOption = Annotated[
+    int | None,
+    typer.Option(
+        "--balance-router",
+        min=1,
+        metavar="N",
+        help="Changes results: the probability of an expert that was chosen more than N times in "
+        "a row (3 is usual) is halved with each choice more.",
+    ),
+]
+PreferOption = Annotated[
+    float | None,
+    typer.Option(
+        "--prefer-cached",
+        metavar="LAMBDA",
+        help="Changes results: experts in memory gain LAMBDA (0.001 to 1) of the range of a "
+        "token's scores. With streamed experts only.",
+    ),
+]
 DirectOption = Annotated[
     bool,
     typer.Option("--direct", help="Stream experts past the system's page cache (O_DIRECT)."),
@@ -35,10 +63,16 @@ DirectOption = Annotated[
 
 
 def wants_streaming(
-    memory: str | None, slots: int | None, policy: str, direct: bool = False
+    memory: str | None, slots: int | None, policy: str, prefetch: str, direct: bool = False
 ) -> bool:
     """Whether any of the options was given."""
-    return memory is not None or slots is not None or policy != "auto" or direct
+    chosen = policy != "auto" or prefetch != "auto"
+    return memory is not None or slots is not None or chosen or direct
+
+
+def wants_prefetch(prefetch: str) -> bool | None:
+    """What `Engine` takes for ``--prefetch``."""
+    return {"auto": None, "on": True, "off": False}[prefetch]
 
 
 def memory_bytes(memory: str | None) -> int | None:
