@@ -56,6 +56,8 @@ class Colibri:
         start, now = self._start, self.engine.experts
         return {"hits": now.hits - start.hits, "misses": now.misses - start.misses,
                 "bytes_read": now.bytes_read - start.bytes_read, "traced_bytes_read": self._read,
+                "prefetched": now.prefetched - start.prefetched,
+                "wasted_bytes": now.prefetched_wasted_bytes - start.prefetched_wasted_bytes,
                 "retries": now.retries}  # fmt: skip
 
     def about(self) -> dict[str, Any]:

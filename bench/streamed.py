@@ -56,11 +56,13 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--quant", default="q4")
     parser.add_argument("--layers", type=int, help="only the first layers, for a quick look")
     parser.add_argument("--policy", choices=POLICIES, default="auto")
+    parser.add_argument("--prefetch", choices=("both", "off", "on"), default="both",
+                        help="read ahead of the router")  # fmt: skip
     parser.add_argument("--kv", choices=KV_TYPES, default="f16")
     parser.add_argument("--readers", type=int, default=READERS, help="reads at once")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--context", type=int, default=64, help="most tokens of a turn")
-    parser.add_argument("--rounds", type=int, default=7, help="turns of each program")
+    parser.add_argument("--rounds", type=int, default=5, help="turns of each program")
     parser.add_argument("--seconds", type=float, default=2.5, help="of a turn, at least")
     parser.add_argument("--warm", type=float, default=15, help="seconds of the first turn")
     parser.add_argument(
@@ -102,9 +104,9 @@ class Turn:
 
     @property
     def floor_tok_s(self) -> float | None:
-        """What the disk allows: the same tokens when nothing takes time but the reads."""
-        read: int = self.told["bytes_read"]
-        return self.tokens * self.disk / read if read else None
+        """What the disk allows: the same tokens when nothing takes time but reads that had to be."""
+        needed: int = self.told["bytes_read"] - self.told["wasted_bytes"]
+        return self.tokens * self.disk / needed if needed else None
 
 
 @dataclass
@@ -242,7 +244,8 @@ def figures(player: Player) -> dict[str, Any]:
 def _floor(turns: list[Turn]) -> dict[str, Any]:
     """Against the disk, turn by turn."""
     total = {key: sum(turn.told[key] for turn in turns)
-             for key in ("hits", "misses", "bytes_read", "traced_bytes_read")}  # fmt: skip
+             for key in ("hits", "misses", "prefetched", "wasted_bytes", "bytes_read",
+                         "traced_bytes_read")}  # fmt: skip
     if total["bytes_read"] != total.pop("traced_bytes_read"):
         raise ColibriError("bytes read are not those of the trace")
     tokens = sum(turn.tokens for turn in turns)
@@ -251,6 +254,7 @@ def _floor(turns: list[Turn]) -> dict[str, Any]:
     return {
         **total,
         "bytes_read_per_token": round(total["bytes_read"] / tokens),
+        "wasted_bytes_per_token": round(total["wasted_bytes"] / tokens),
         "hit_rate": _short(total["hits"] / max(1, total["hits"] + total["misses"])),
         "disk_bytes_s": round(statistics.median(turn.disk for turn in turns)),
         "floor_tok_s": _short(statistics.median(f for f, _ in floors)) if floors else None,
@@ -273,28 +277,33 @@ def one_routing(
     block = equal_pieces(max(expert.bytes for expert in image.experts), PIECE_MOST)
     disk = Disk(files[0], block)
     own = Path(sys.executable)
-    ours = player_of(given, "colibri", "colibri", files[0], own)
+    wanted = {"off": ["off"], "on": ["on"], "both": ["off", "on"]}[given.prefetch]
+    ours = [player_of(given, f"colibri, prefetch {how}", "colibri", files[0], own,
+                      prefetch=how == "on") for how in wanted]  # fmt: skip
     free = player_of(given, "colibri, all in memory", "colibri", files[0], own,
                      Limit("none", 2 * image.total_bytes))  # fmt: skip
     theirs = [player_of(given, f"llama.cpp, read-ahead {kib} KiB", "llama.cpp", files[1], python,
                         kib=kib) for kib in given.read_aheads]  # fmt: skip
-    with progress("measuring") as bar, started(ours, given):
-        advance = bar((2 + 2 * len(theirs)) * given.rounds)
+    with progress("measuring") as bar, contextlib.ExitStack() as stack:
+        advance = bar((1 + len(theirs)) * (len(ours) + 1) * given.rounds)
+        for player in ours:
+            stack.enter_context(started(player, given))
         # one beside ours at a time: programs that map the same file share what is in memory of it
         for other in [free, *theirs]:
             with started(other, given):
-                take_turns([ours, other], given, disk, advance)
+                take_turns([*ours, other], given, disk, advance)
     disk.close()
-    told = {player.name: figures(player) for player in (ours, free, *theirs)}
-    return {"image_bytes": image.total_bytes, "disk_block_bytes": block,
-            "disk_reads_at_once": disk.threads, "routing": ours.about.get("routing"),
-            "programs": told, **_compared(told, theirs)}  # fmt: skip
-
-
-def _compared(told: dict[str, Any], theirs: list[Player]) -> dict[str, Any]:
-    """Against the slower of disk and processor, and against the best of llama.cpp."""
-    ours, free = told["colibri"], told["colibri, all in memory"]
+    told = {player.name: figures(player) for player in (*ours, free, *theirs)}
     best = max((told[player.name].get("tok_s", 0) for player in theirs), default=0)
+    for player in ours:
+        told[player.name] |= _compared(told[player.name], told[free.name], best)
+    return {"image_bytes": image.total_bytes, "disk_block_bytes": block,
+            "disk_reads_at_once": disk.threads, "routing": ours[0].about.get("routing"),
+            "programs": told}  # fmt: skip
+
+
+def _compared(ours: dict[str, Any], free: dict[str, Any], best: float) -> dict[str, Any]:
+    """Against the slower of disk and processor, and against the best of llama.cpp."""
     if "tok_s" not in ours:
         return {}
     bounds = [speed for speed in (ours["floor_tok_s"], free.get("tok_s")) if speed]
@@ -327,17 +336,25 @@ def show(result: dict[str, Any]) -> None:
                 "none" if told["held_by"] == "none" else f"{told['limit_bytes'] / 1e6:.1f}",
             )  # fmt: skip
         out.print(rows, "")
-        if "bound_tok_s" in each:
-            out.print(f"of what disk and processor allow ({each['bound_tok_s']:.2f} tok/s): "
-                      f"{100 * each['share_of_bound']:.1f} %")  # fmt: skip
-        if each.get("times_best_llama_cpp"):
-            out.print(f"over llama.cpp's best: {each['times_best_llama_cpp']:.2f}\n")
+        for name, told in each["programs"].items():
+            if "bound_tok_s" in told:
+                out.print(_bounds(name, told), soft_wrap=True)
+        out.print("")
     if said := busy(result["machine"]):
         note(said, style="yellow")
 
 
+def _bounds(name: str, told: dict[str, Any]) -> str:
+    times = told["times_best_llama_cpp"]
+    return (
+        f"{name}: {100 * told['share_of_bound']:.1f} % of what the slower of disk and processor "
+        f"allows ({told['bound_tok_s']:.2f} tok/s)"
+        + (f", {times:.2f} times llama.cpp's best" if times else "")
+    )
+
+
 def _caption(each: dict[str, Any]) -> str:
-    ours, routing = each["programs"]["colibri"], each["routing"]
+    ours, routing = next(iter(each["programs"].values())), each["routing"]
     if not routing or "tok_s" not in ours:
         return "measured"
     return (

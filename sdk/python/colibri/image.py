@@ -113,7 +113,7 @@ class Pages(NamedTuple):
 #: Names of ``pages``: the file mapped with the system's pages, or copied into huge ones.
 PAGES = ("4k", "huge")
 MAX_READERS = 64
-READERS = 2  # reads at once that keep a disk busy and still let records arrive one by one
+READERS = 4  # reads at once that keep a disk busy and still let records arrive one by one
 
 
 def check_path(path: str) -> None:

@@ -56,7 +56,7 @@ void colibri_posix_file_pages(const colibri_posix_file *file, colibri_posix_page
  * Before colibri_image_open or colibri_init; close ends the threads. */
 typedef struct colibri_posix_reader_options {
     uint32_t struct_bytes;
-    uint32_t threads;     /* reads at once, 1 .. 64; 0: 2. Disks share their speed among reads, so with more
+    uint32_t threads;     /* reads at once, 1 .. 64; 0: 4. Disks share their speed among reads, so with more
                            * of them the first record comes late, and all at once what is done with it */
     uint32_t piece_bytes; /* most bytes of one read, a multiple of 4096; 0: 2 MiB. A record is cut into as few
                            * pieces of equal size as this allows */

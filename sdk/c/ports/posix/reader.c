@@ -211,7 +211,7 @@ int colibri_posix_read_ahead(colibri_posix_file *file, const colibri_posix_reade
 {
     colibri_posix_reader_options o = {0};
     memcpy(&o, options, options->struct_bytes < sizeof o ? options->struct_bytes : sizeof o);
-    o.threads = o.threads != 0 ? o.threads : 2;
+    o.threads = o.threads != 0 ? o.threads : 4;
     o.piece_bytes = o.piece_bytes != 0 ? o.piece_bytes : 2u << 20;
     if (file->reader != NULL || o.threads > MAX_THREADS || o.piece_bytes % BLOCK != 0 || o.direct > 1) return EINVAL;
     colibri_posix_reader *r = calloc(1, sizeof *r);
