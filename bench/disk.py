@@ -16,6 +16,7 @@ BLOCK = 4096
 HUGE_PAGE = 2 << 20
 THREADS = (1, 2, 4, 8)
 TRIES = 2
+MOST_READS = 1024  # of one measurement
 
 
 class Disk:
@@ -32,7 +33,7 @@ class Disk:
     block : int
         Bytes of one read, a multiple of 4096.
     sample : int
-        Bytes of one measurement.
+        Bytes of one measurement, less where it would take more than `MOST_READS` reads.
     threads : sequence of int
         Reads at once, to be tried.
     """
@@ -43,7 +44,7 @@ class Disk:
         self.block = block
         self._descriptor = os.open(file, os.O_RDONLY | os.O_DIRECT)
         self._places = os.fstat(self._descriptor).st_size // BLOCK - block // BLOCK + 1
-        count = max(1, sample // block)
+        count = max(1, min(sample // block, MOST_READS))
         memory = mmap.mmap(-1, count * block + HUGE_PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         if hasattr(mmap, "MADV_HUGEPAGE"):
             with contextlib.suppress(OSError):

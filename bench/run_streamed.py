@@ -17,7 +17,7 @@ import numpy as np
 
 from process_memory import status_bytes
 
-SPARE = {"cgroup v1": 24 << 20, "cgroup v2": 24 << 20, "RLIMIT_AS": 256 << 20, "none": 0}
+SPARE = {"cgroup v1": 24 << 20, "cgroup v2": 24 << 20, "RLIMIT_AS": 256 << 20}
 Decode = Callable[[int], float]  # one token; seconds
 
 
@@ -31,7 +31,7 @@ class Colibri:
         counted = "VmSize" if job["held"] == "RLIMIT_AS" else "VmRSS"
         image = Image(job["model"], map=False)
         image.read_ahead(job["readers"], direct=True)
-        self.outside = status_bytes(counted) + SPARE[job["held"]]
+        self.outside = status_bytes(counted) + SPARE[job["held"]] if job["held"] != "none" else 0
         self.engine = Engine(
             image, job["context"], job["threads"], 1, job["kv"], weights="streamed",
             memory=job["limit"] - self.outside, policy=job["policy"], trace=True, **job["more"],

@@ -104,7 +104,7 @@ class Turn:
 
     @property
     def floor_tok_s(self) -> float | None:
-        """What the disk allows: the same tokens when nothing takes time but reads that had to be."""
+        """What the disk allows: nothing takes time but the reads that had to be."""
         needed: int = self.told["bytes_read"] - self.told["wasted_bytes"]
         return self.tokens * self.disk / needed if needed else None
 
@@ -296,20 +296,24 @@ def one_routing(
     told = {player.name: figures(player) for player in (*ours, free, *theirs)}
     best = max((told[player.name].get("tok_s", 0) for player in theirs), default=0)
     for player in ours:
-        told[player.name] |= _compared(told[player.name], told[free.name], best)
+        told[player.name] |= _compared(player, free, best)
     return {"image_bytes": image.total_bytes, "disk_block_bytes": block,
             "disk_reads_at_once": disk.threads, "routing": ours[0].about.get("routing"),
             "programs": told}  # fmt: skip
 
 
-def _compared(ours: dict[str, Any], free: dict[str, Any], best: float) -> dict[str, Any]:
-    """Against the slower of disk and processor, and against the best of llama.cpp."""
-    if "tok_s" not in ours:
+def _compared(ours: Player, free: Player, best: float) -> dict[str, Any]:
+    """Against the slower of disk and processor, in the turns beside `free`, and llama.cpp."""
+    beside = list(zip(ours.turns, free.turns, strict=False))
+    if not beside:
         return {}
-    bounds = [speed for speed in (ours["floor_tok_s"], free.get("tok_s")) if speed]
+    bounds = [min(mine.floor_tok_s or other.tok_s, other.tok_s) for mine, other in beside]
+    shares = [mine.tok_s / bound for (mine, _), bound in zip(beside, bounds, strict=True)]
+    median = statistics.median(turn.tok_s for turn in ours.turns)
     return {
-        "bound_tok_s": min(bounds), "share_of_bound": _short(ours["tok_s"] / min(bounds)),
-        "times_best_llama_cpp": _short(ours["tok_s"] / best) if best else None,
+        "bound_tok_s": _short(statistics.median(bounds)),
+        "share_of_bound": _short(statistics.median(shares)),
+        "times_best_llama_cpp": _short(median / best) if best else None,
     }  # fmt: skip
 
 

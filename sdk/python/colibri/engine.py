@@ -174,7 +174,7 @@ class Engine:
     pins : sequence of (layer, expert)
         Streamed: experts that stay once they have been read.
     prefetch : bool, optional
-        Streamed: behind a layer's last read, begin what the next layer's router is likely to choose.
+        Streamed: behind a layer's last read, begin those that the next router is likely to choose.
         Default: the library's (no). Results do not depend on it.
     balance : int, optional
         Changes results: the probability of an expert that was chosen more than so many times in a
