@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from colibri.accelerator import FakeNpu
+from colibri.arena import MemoryRegion
 from colibri.boards import Accelerator, Board
-from colibri.engine import Engine, MemoryRegion
+from colibri.engine import Engine
 from colibri.errors import EmulateError
 from colibri.generate import Generation, Request, generate
 from colibri.image import Image

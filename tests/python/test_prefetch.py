@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 import test_smallthinker as small
 from colibri import Engine, Image, PlanError, _core, plan
+from colibri.engine import EVENT
 from colibri.pack import pack
 from native import SANITIZERS, program
 
@@ -171,3 +172,19 @@ def test_guesses_without_streaming_are_refused(demo_image: Callable[[str], Path]
     made: Any = plan(image, "raspberry-pi-zero-2w", 64, streamed=True, prefetch=True).experts
     assert made["prefetch"] is True
     assert plan(image, "raspberry-pi-zero-2w", 64, streamed=True).experts["prefetch"] is False
+
+
+def test_predicted_time_is_what_a_hand_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """bench/prefetch.py: reads follow each other beside the work, a wait ends with one."""
+    monkeypatch.syspath_prepend(str(GOLDEN.parents[1] / "bench"))
+    import prefetch
+
+    trace = np.zeros(7, EVENT)
+    names = ("vector", "read", "read", "expert", "read_wait", "matmul", "read_wait")
+    trace["kind"] = [EVENTS[name] for name in names]
+    trace["index"] = [0, 1, 2, 0, 1, 0, 2]
+    trace["bytes"] = [10, 4, 6, 30, 4, 100, 6]
+    # at a tenth of the speed the reads end at 10 + 40 and 110; the work takes 10, 30 and 100
+    assert prefetch.time_of(trace, 0.1) == pytest.approx((150, 100))
+    assert prefetch.time_of(trace, 0.01) == pytest.approx((1010, 1000))
+    assert prefetch.time_of(trace, 1.0) == pytest.approx((140, 10))

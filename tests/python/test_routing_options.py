@@ -338,3 +338,6 @@ def test_a_trace_says_which_router_it_is_of(
                         "-o", tmp_path / "cli.json")  # fmt: skip
     assert told["balance_router"] == 1
     assert "load-balancing" in text
+    told, text = invoke("cache-study", tmp_path / "cli.json", "--slots", "4")
+    assert told["trace"]["balance_router"] == 1
+    assert "load-balancing router (1 in a row)" in text

@@ -3,8 +3,12 @@
 #ifndef COLIBRI_BUFFERS_H
 #define COLIBRI_BUFFERS_H
 
+#include <stdbool.h>
+#include <stdint.h>
+
 enum {
-    COLIBRI_BUFFER_STATE,         /* u32: length and saved length of each sequence; preference.h */
+    COLIBRI_BUFFER_STATE,         /* u64 whose memory it is, u32 length and saved length of each sequence, preference.h.
+                                   * Always the first of all: the next engine in this memory writes over it */
     COLIBRI_BUFFER_STEP,          /* u32 position, u32 sequence, u16 wanted of each token of a step */
     COLIBRI_BUFFER_ROPE,          /* cos, sin of each token */
     COLIBRI_BUFFER_HIDDEN,        /* residual stream */
@@ -31,5 +35,11 @@ enum {
     COLIBRI_BUFFER_EXPERT_SLOTS,  /* records of streamed experts */
     COLIBRI_BUFFER_COUNT
 };
+
+/* Whether it holds anything between calls. The others are lent to the images beside this one. */
+static inline bool colibri_buffer_kept(uint32_t kind)
+{
+    return kind - 1u >= COLIBRI_BUFFER_RECURRENT - 1u; /* the state, too */
+}
 
 #endif

@@ -333,6 +333,24 @@ static void compute_active(const struct colibri_dispatch *d, struct activations 
     }
 }
 
+/* Those that were missing, as they arrive; a bound one goes to its backend out of its slot. */
+static colibri_status run_arriving(struct colibri_mixture *m, struct activations *in, const float *weights,
+                                   float *outputs)
+{
+    colibri_status status = COLIBRI_OK;
+    struct colibri_offload away;
+    while (status == COLIBRI_OK && colibri_stream_next(m, &status)) {
+        status = colibri_offload_start(&away, &m->dispatch, in, weights, outputs);
+        if (status == COLIBRI_OK) {
+            compute_active(&m->dispatch, in, outputs);
+            status = colibri_offload_wait(&away);
+        }
+        if (status != COLIBRI_OK)
+            colibri_stream_abandon(m);
+    }
+    return status;
+}
+
 colibri_status colibri_mixture_route(struct colibri_mixture *m, const struct engine *e, uint32_t layer,
                                      struct activations *in)
 {
@@ -357,19 +375,21 @@ colibri_status colibri_mixture_run(struct colibri_mixture *m, struct activations
     const struct engine *e = d->engine;
     const colibri_config *c = &e->image->config;
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
+    const float *weights = on_input ? d->weights : NULL;
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
     struct colibri_offload away;
-    colibri_status status = colibri_offload_start(&away, d, in, on_input ? d->weights : NULL, outputs);
-    if (status != COLIBRI_OK)
-        return status;
-    compute_active(d, in, outputs);
     struct combine combine = {d, outputs, NULL, NULL,
                               colibri_vector_of(e, d->layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
-    share(d, in, &combine);
-    while (colibri_stream_next(m, &status))
+    colibri_status status = colibri_offload_start(&away, d, in, weights, outputs);
+    if (status == COLIBRI_OK) {
         compute_active(d, in, outputs);
-    if (status == COLIBRI_OK)
+        share(d, in, &combine);
         status = colibri_offload_wait(&away);
+    }
+    if (status == COLIBRI_OK)
+        status = run_arriving(m, in, weights, outputs);
+    else
+        colibri_stream_abandon(m);
     if (status == COLIBRI_OK)
         colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
     return status;

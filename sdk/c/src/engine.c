@@ -97,6 +97,20 @@ static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
     return COLIBRI_OK;
 }
 
+enum { OWNER = 8 }; /* bytes in front of the state */
+
+/* Whose memory this is: the handle of the last init here. */
+static uintptr_t *owner(const struct engine *e)
+{
+    return (uintptr_t *)(void *)(e->buffers[COLIBRI_BUFFER_STATE] - OWNER);
+}
+
+/* False too when another engine has been made in the same memory. */
+static bool alive(const struct engine *e)
+{
+    return e != NULL && e->image != NULL && *owner(e) == (uintptr_t)e;
+}
+
 static colibri_status fill_engine(struct engine *e, const colibri_plan_result *plan, const colibri_region *regions,
                                   const colibri_platform *platform, colibri_error *error)
 {
@@ -108,15 +122,18 @@ static colibri_status fill_engine(struct engine *e, const colibri_plan_result *p
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan->limits.workers, pool->workers);
     e->kernels = e->platform.kernels != NULL ? e->platform.kernels : &colibri_kernels_ref;
     colibri_status status = carve(e, plan, regions, error);
-    if (status == COLIBRI_OK)
-        status = load_weights(e, error);
-    if (status == COLIBRI_OK)
-        status = colibri_offload_bind(e, error);
     if (status != COLIBRI_OK)
         return status;
-    memset(e->buffers[COLIBRI_BUFFER_STATE], 0, (size_t)e->limits.sequences * 8);
+    memset(e->buffers[COLIBRI_BUFFER_STATE], 0, OWNER + (size_t)e->limits.sequences * 8); /* an older engine's end */
+    e->buffers[COLIBRI_BUFFER_STATE] += OWNER;
     colibri_preference_init(e);
-    return COLIBRI_OK;
+    e->error = error;
+    status = load_weights(e, error);
+    if (status == COLIBRI_OK)
+        status = colibri_offload_bind(e);
+    e->error = NULL;
+    *owner(e) = (uintptr_t)e;
+    return status;
 }
 
 /* Built in the caller's handle: beside a plan it would be the largest thing on the stack. */
@@ -414,7 +431,7 @@ static void take_back(const struct engine *e, uint32_t *length, const uint32_t *
 colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch, colibri_error *error)
 {
     struct engine *e = colibri_engine_of(handle);
-    if (e == NULL || e->image == NULL)
+    if (!alive(e))
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
     if (batch == NULL || batch->count == 0 || batch->tokens == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, 0, 1);
@@ -442,7 +459,7 @@ colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch,
 colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
 {
     struct engine *e = colibri_engine_of(handle);
-    if (e == NULL || e->image == NULL)
+    if (!alive(e))
         return COLIBRI_ERR_ARGUMENT;
     if (sequence >= e->limits.sequences)
         return COLIBRI_ERR_SEQUENCE;
@@ -454,9 +471,7 @@ colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
 uint32_t colibri_length(const colibri_engine *handle, uint32_t sequence)
 {
     const struct engine *e = (const struct engine *)(const void *)handle;
-    return e != NULL && e->image != NULL && sequence < e->limits.sequences &&
-                   lengths(e)[sequence] != BROKEN
-               ? lengths(e)[sequence] : 0;
+    return alive(e) && sequence < e->limits.sequences && lengths(e)[sequence] != BROKEN ? lengths(e)[sequence] : 0;
 }
 
 uint64_t colibri_high_water(const colibri_engine *handle, uint32_t region)

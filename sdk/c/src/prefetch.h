@@ -32,7 +32,7 @@ static inline struct colibri_prefetch *colibri_prefetch_of(const struct engine *
     const struct colibri_expert_cache *c = &e->cache;
     if (c->slot_count == 0 || e->limits.prefetch != COLIBRI_PREFETCH_ON)
         return NULL;
-    uint8_t *end = e->buffers[COLIBRI_BUFFER_EXPERT_CACHE] + (size_t)colibri_cache_bytes(c->layers * c->each, c->slot_count);
+    uint8_t *end = e->buffers[COLIBRI_BUFFER_EXPERT_CACHE] + (size_t)colibri_cache_bytes(c);
     return (struct colibri_prefetch *)(void *)end;
 }
 

@@ -31,6 +31,18 @@ uint32_t colibri_stream_least(const colibri_image *image)
     return image->config.top_k < each ? image->config.top_k : each;
 }
 
+struct colibri_expert_cache colibri_stream_cache(const colibri_image *image, const colibri_limits *limits)
+{
+    uint32_t least = colibri_stream_least(image);
+    return (struct colibri_expert_cache){
+        .layers = image->moe_layers,
+        .each = image->config.experts - image->config.identities,
+        .slot_count = limits->expert_slots,
+        .policy = limits->policy,
+        .shared = colibri_cache_per_layer(limits->expert_slots, image->moe_layers, least) == 0,
+    };
+}
+
 static struct colibri_record record_of(const struct colibri_mixture *m, uint32_t i)
 {
     const struct colibri_dispatch *d = &m->dispatch;
@@ -116,6 +128,14 @@ void colibri_stream_start(struct colibri_mixture *m)
         s->looked_ahead = colibri_prefetch_start(d);
 }
 
+/* Gives back what has been computed. */
+static void release(struct colibri_mixture *m)
+{
+    struct colibri_stream *s = &m->stream;
+    for (; s->released < s->done; s->released++)
+        colibri_cache_release(&m->dispatch.engine->cache, m->dispatch.first + s->experts[s->released]);
+}
+
 /* After a failure: every read is waited for, so that nobody writes into a slot that others get. */
 static void abandon(const struct colibri_mixture *m)
 {
@@ -133,6 +153,29 @@ static void abandon(const struct colibri_mixture *m)
         use(&r);
         colibri_cache_release(c, d->first + r.expert);
     }
+}
+
+void colibri_stream_abandon(struct colibri_mixture *m)
+{
+    if (!colibri_streams(m->dispatch.engine))
+        return;
+    release(m);
+    abandon(m);
+}
+
+colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert)
+{
+    const struct engine *e = d->engine;
+    if (!colibri_streams(e) || colibri_cache_hold(&e->cache, d->first + expert))
+        return COLIBRI_OK;
+    if (colibri_cache_take(&e->cache, d->first + expert) == COLIBRI_NO_SLOT) /* cannot be: as in next */
+        return colibri_fail(e->error, COLIBRI_ERR_LIMIT, 8, e->cache.slot_count, 0);
+    struct colibri_record r = colibri_record_in(e, d->layer, d->first, expert);
+    (void)colibri_record_begin(&r, 1);
+    colibri_status status = arrive(&r);
+    if (status != COLIBRI_OK)
+        colibri_cache_drop(&e->cache, r.slot);
+    return status;
 }
 
 /* Waits for the next missing expert, whose read has been begun. */
@@ -161,8 +204,7 @@ bool colibri_stream_next(struct colibri_mixture *m, colibri_status *status)
     struct colibri_dispatch *d = &m->dispatch;
     if (!colibri_streams(d->engine))
         return false;
-    for (; s->released < s->done; s->released++)
-        colibri_cache_release(&d->engine->cache, d->first + s->experts[s->released]);
+    release(m);
     fill(m);
     if (s->done == s->count)
         return false;
@@ -219,28 +261,21 @@ static colibri_status map_dense(struct engine *e, const colibri_section *dense, 
     return COLIBRI_OK;
 }
 
-/* Marks the pinned experts. Beside them each set keeps room for what one token uses. */
+/* Marks the pinned experts, the hottest first, as long as their sets have room. */
 static colibri_status pin(const struct engine *e, colibri_error *error)
 {
-    const struct colibri_expert_cache *c = &e->cache;
     const colibri_platform *p = &e->platform;
     if (p->pin_count != 0 && p->pins == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, 0, 0);
     for (uint32_t i = 0; i < p->pin_count; i++) {
-        uint32_t layer = p->pins[i] >> 16, expert = p->pins[i] & 0xFFFFu, first, end, pinned = 0;
+        uint32_t layer = p->pins[i] >> 16, expert = p->pins[i] & 0xFFFFu;
         colibri_layer kind = {.ffn = 0};
         if (layer < e->image->config.layers)
             colibri_image_layer(e->image, layer, &kind);
-        if (!(kind.ffn & COLIBRI_FFN_MOE) || expert >= c->each)
+        if (!(kind.ffn & COLIBRI_FFN_MOE) || expert >= e->cache.each)
             return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, i, 0);
-        uint32_t index = colibri_first_expert(e->image, layer) + expert;
-        c->uses[index] = COLIBRI_PINNED;
-        colibri_cache_set(c, index, &first, &end);
-        for (uint32_t x = 0; x < c->layers * c->each; x++)
-            pinned += c->uses[x] == COLIBRI_PINNED && (c->shared || x / c->each == index / c->each);
-        if (pinned != c->each && pinned + colibri_stream_least(e->image) > end - first)
-            return colibri_fail(error, COLIBRI_ERR_LIMIT, 8, e->limits.expert_slots,
-                                e->limits.expert_slots + pinned + colibri_stream_least(e->image) - (end - first));
+        (void)colibri_cache_pin(&e->cache, colibri_first_expert(e->image, layer) + expert,
+                                colibri_stream_least(e->image));
     }
     return COLIBRI_OK;
 }
@@ -248,7 +283,6 @@ static colibri_status pin(const struct engine *e, colibri_error *error)
 colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
 {
     const colibri_image *image = e->image;
-    const colibri_config *c = &image->config;
     colibri_section dense;
     (void)colibri_find_section(image, COLIBRI_SECTION_WEIGHTS, &dense);
     e->weights_from = dense.offset;
@@ -256,18 +290,10 @@ colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
                                                                           : map_dense(e, &dense, error);
     if (status != COLIBRI_OK || e->limits.expert_slots == 0)
         return status; /* or a model without experts */
-    if (e->platform.binding_count != 0)
-        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 8, e->platform.binding_count, COLIBRI_WEIGHTS_LOADED);
     e->slots = e->buffers[COLIBRI_BUFFER_EXPERT_SLOTS];
     e->slots += (0 - (uintptr_t)e->slots) & (colibri_record_alignment(image) - 1u); /* the plan has room for it */
     e->slot_bytes = (size_t)colibri_stream_slot_bytes(image);
-    e->cache = (struct colibri_expert_cache){
-        .layers = image->moe_layers,
-        .each = c->experts - c->identities,
-        .slot_count = e->limits.expert_slots,
-        .policy = e->limits.policy,
-        .shared = colibri_cache_per_layer(e->limits.expert_slots, image->moe_layers, colibri_stream_least(image)) == 0,
-    };
+    e->cache = colibri_stream_cache(image, &e->limits);
     colibri_cache_init(&e->cache, e->buffers[COLIBRI_BUFFER_EXPERT_CACHE]);
     colibri_prefetch_init(e);
     return pin(e, error);
@@ -285,6 +311,7 @@ static void count(const struct engine *e, colibri_expert_stats *stats)
     stats->misses = c->state->misses;
     stats->bytes_read = c->state->bytes_read;
     stats->retries = c->state->retries;
+    stats->pinned = c->state->pinned;
 #if COLIBRI_WITH_PREFETCH
     const struct colibri_prefetch *p = colibri_prefetch_of(e);
     if (p == NULL)

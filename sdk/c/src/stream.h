@@ -39,9 +39,11 @@ colibri_status colibri_mixture_route_early(struct colibri_mixture *m, const stru
 colibri_status colibri_mixture_run(struct colibri_mixture *m, struct activations *in);
 
 #if COLIBRI_WITH_STREAMING
-/* What the planner asks: bytes of a slot, and the fewest slots that a layer can do with. */
+/* What the planner asks: bytes of a slot, the fewest slots that a layer can do with, and the cache of so many slots
+ * and that policy, without memory. */
 uint64_t colibri_stream_slot_bytes(const colibri_image *image);
 uint32_t colibri_stream_least(const colibri_image *image);
+struct colibri_expert_cache colibri_stream_cache(const colibri_image *image, const colibri_limits *limits);
 
 /* Reads or maps what is not streamed, and empties the slots. */
 colibri_status colibri_stream_init(struct engine *e, colibri_error *error);
@@ -63,8 +65,15 @@ static inline void colibri_stream_step_end(const struct engine *e)
 void colibri_stream_start(struct colibri_mixture *m);
 
 /* Puts the next expert that was missing on the list, alone, once it is there. False when there is none left,
- * or when it could not be had: then status says why. */
+ * or when it could not be had: then nothing is under way any more, and status says why. */
 bool colibri_stream_next(struct colibri_mixture *m, colibri_status *status);
+
+/* After a failure elsewhere: nothing is under way any more, every slot is given back. */
+void colibri_stream_abandon(struct colibri_mixture *m);
+
+/* At init: brings one expert into a slot, to be given back with colibri_cache_release. Nothing to do when
+ * experts are not streamed. STORAGE or CORRUPT when it could not be had. */
+colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert);
 #else
 static inline colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
 {
@@ -91,6 +100,17 @@ static inline bool colibri_stream_next(struct colibri_mixture *m, colibri_status
 {
     (void)m, (void)status;
     return false;
+}
+
+static inline void colibri_stream_abandon(struct colibri_mixture *m)
+{
+    (void)m;
+}
+
+static inline colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert)
+{
+    (void)d, (void)expert;
+    return COLIBRI_OK;
 }
 #endif
 

@@ -67,9 +67,11 @@ void bind_names(nb::module_ &m)
           nb::arg("status"));
     m.def("buffer_name", &colibri_buffer_name, nb::arg("kind"));
     m.def("buffer_purpose", &colibri_buffer_purpose, nb::arg("kind"));
+    m.def("buffer_keeps", [](uint32_t kind) { return colibri_buffer_keeps(kind) != 0; }, nb::arg("kind"));
     m.attr("TYPES") = numbers({{"f32", COLIBRI_F32}, {"f16", COLIBRI_F16}, {"bf16", COLIBRI_BF16},
                                {"q8", COLIBRI_Q8}, {"q4", COLIBRI_Q4}});
     m.attr("PROFILES") = numbers({{"small", COLIBRI_PROFILE_SMALL}, {"wide", COLIBRI_PROFILE_WIDE}});
+    m.attr("REGION_USES") = numbers({{"any", COLIBRI_REGION_ANY}, {"work", COLIBRI_REGION_WORK}});
     m.attr("WEIGHTS") = numbers({{"mapped", COLIBRI_WEIGHTS_MAPPED}, {"loaded", COLIBRI_WEIGHTS_LOADED},
                                  {"streamed", COLIBRI_WEIGHTS_STREAMED},
                                  {"streamed-mapped", COLIBRI_WEIGHTS_STREAMED_MAPPED}});
@@ -184,6 +186,7 @@ NB_MODULE(_core, m)
     bind_image(m);
     bind_plan(m);
     bind_recorder(m);
+    bind_expert_cache(m);
     bind_engine(m);
     bind_kernels(m);
     bind_probe(m);

@@ -2,16 +2,20 @@
 // colibri_plan: limits and regions in, sizes and placement out.
 #include "bind.h"
 
-Regions::Regions(const std::vector<RegionTuple> &tuples)
+Regions::Regions(const RegionList &tuples)
 {
     names.reserve(tuples.size()); // the C structs point into it
-    for (const auto &[name, address, size, rank] : tuples) {
+    for (const auto &given : tuples) {
+        const RegionTuple tuple = std::holds_alternative<RegionTuple>(given)
+                                      ? std::get<0>(given) : std::tuple_cat(std::get<1>(given), std::tuple(0u));
+        const auto &[name, address, size, rank, use] = tuple;
         names.push_back(name);
         colibri_region region{};
         region.name = names.back().c_str();
         region.base = reinterpret_cast<void *>(static_cast<uintptr_t>(address));
         region.size = size;
         region.rank = rank;
+        region.use = use;
         list.push_back(region);
     }
 }
@@ -39,7 +43,7 @@ nb::list buffers(const colibri_plan_result &plan)
 }
 
 // "shortage" is None when everything fits, else (region index, bytes it has, bytes that work).
-nb::dict plan(const Image &image, const colibri_limits &limits, const std::vector<RegionTuple> &tuples)
+nb::dict plan(const Image &image, const colibri_limits &limits, const RegionList &tuples)
 {
     const Regions regions(tuples);
     colibri_plan_result result{};
@@ -61,7 +65,26 @@ nb::dict plan(const Image &image, const colibri_limits &limits, const std::vecto
     return out;
 }
 
-uint32_t max_context(const Image &image, const colibri_limits &limits, const std::vector<RegionTuple> &tuples)
+// What the plan leaves to other images, as region tuples with their uses.
+std::vector<RegionTuple> plan_beside(const Image &image, const colibri_limits &limits, const RegionList &tuples)
+{
+    const Regions regions(tuples);
+    colibri_plan_result result{};
+    result.struct_bytes = sizeof result;
+    colibri_error error{};
+    check(image.name, colibri_plan(&image.image, &limits, regions.list.data(), regions.count(), &result, &error),
+          error);
+    colibri_region left[COLIBRI_MAX_REGIONS];
+    uint32_t count = 0;
+    check(image.name, colibri_plan_beside(&result, regions.list.data(), left, &count, &error), error);
+    std::vector<RegionTuple> out;
+    for (uint32_t i = 0; i < count; i++)
+        out.emplace_back(left[i].name, reinterpret_cast<uintptr_t>(left[i].base), left[i].size, left[i].rank,
+                         left[i].use);
+    return out;
+}
+
+uint32_t max_context(const Image &image, const colibri_limits &limits, const RegionList &tuples)
 {
     const Regions regions(tuples);
     return colibri_plan_max_context(&image.image, &limits, regions.list.data(), regions.count());
@@ -90,5 +113,6 @@ void bind_plan(nb::module_ &m)
         .def_ro("balance", &colibri_limits::balance)
         .def_ro("prefer_cached", &colibri_limits::prefer_cached);
     m.def("plan", &plan, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
+    m.def("plan_beside", &plan_beside, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
     m.def("plan_max_context", &max_context, nb::arg("image"), nb::arg("limits"), nb::arg("regions"));
 }

@@ -106,7 +106,10 @@ typedef struct colibri_platform {
     const colibri_binding *bindings; /* experts that a backend computes, ascending by layer, then expert */
     uint32_t binding_count;
     uint32_t pin_count;
-    const uint32_t *pins; /* weights STREAMED: experts, layer << 16 | expert, that stay once they have been read */
+    /* weights STREAMED: experts, layer << 16 | expert, the hottest first, that stay once they have been read. Half of a
+     * layer's slots (of all, when layers share them) may be pinned, and what one token uses must fit beside them; those
+     * that have no room are not: colibri_expert_statistics tells how many are. */
+    const uint32_t *pins;
 } colibri_platform;
 
 #ifdef __cplusplus

@@ -3,11 +3,16 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from colibri.units import parse_size
+
+if TYPE_CHECKING:
+    from colibri.experts.pins import Pin
+    from colibri.image import Image
 
 Policy = Literal["auto", "lru", "frequency", "least-stale"]
 Prefetch = Literal["auto", "on", "off"]
@@ -17,17 +22,27 @@ MemoryOption = Annotated[
     typer.Option(
         "--memory",
         metavar="SIZE",
-        help="Bytes that the engine may take in all, such as 512MiB. Experts are streamed from "
-        "the file into as many slots as fit.",
+        help="Bytes that engine and tables of the image may take in all, such as 512MiB. Experts "
+        "are streamed from the file into as many slots as fit.",
     ),
 ]
 SlotsOption = Annotated[
     int | None,
-    typer.Option("--expert-slots", min=1, help="Stream experts: how many are in memory at once."),
+    typer.Option("--expert-slots", help="Stream experts: how many are in memory at once."),
 ]
 PolicyOption = Annotated[
     Policy,
     typer.Option("--policy", help="Stream experts: which one makes room. Results do not change."),
+]
+PinOption = Annotated[
+    str | None,
+    typer.Option(
+        "--pin",
+        metavar="TRACE",
+        help="Stream experts: the hottest of a trace of this image (`colibri trace`) stay once "
+        "read, as many as half of the slots. Default: what `pack --pin` left in the image; none: "
+        "not even that.",
+    ),
 ]
 PrefetchOption = Annotated[
     Prefetch,
@@ -63,11 +78,25 @@ DirectOption = Annotated[
 
 
 def wants_streaming(
-    memory: str | None, slots: int | None, policy: str, prefetch: str, direct: bool = False
+    memory: str | None,
+    slots: int | None,
+    policy: str,
+    prefetch: str,
+    direct: bool = False,
+    pin: str | None = None,
 ) -> bool:
     """Whether any of the options was given."""
-    chosen = policy != "auto" or prefetch != "auto"
-    return memory is not None or slots is not None or chosen or direct
+    given = memory is not None or slots is not None or pin is not None
+    return given or policy != "auto" or prefetch != "auto" or direct
+
+
+def pins_for(image: Image, pin: str | None) -> list[Pin]:
+    """What ``--pin`` asks for, hottest first; without it, what the image itself wants pinned."""
+    from colibri.experts.pins import pins_of_image, pins_of_trace
+
+    if pin == "none":
+        return []
+    return pins_of_image(image) if pin is None else pins_of_trace(image, Path(pin))
 
 
 def wants_prefetch(prefetch: str) -> bool | None:
