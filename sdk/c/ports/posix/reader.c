@@ -256,7 +256,7 @@ static int read_through(void *context, uint32_t number, uint64_t offset, void *d
 {
     uint32_t ticket;
     const colibri_posix_reader *r = ((const colibri_posix_file *)context)->reader;
-    if (bytes == 0 || (r->limit_ms == 0 && bytes <= r->piece))
+    if (r == NULL || bytes == 0 || (r->limit_ms == 0 && bytes <= r->piece))
         return colibri_file_read(context, number, offset, destination, bytes);
     if (start(context, number, offset, destination, bytes, &ticket) != 0) return -1;
     return wait_for(context, ticket);
