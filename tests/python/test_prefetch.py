@@ -108,7 +108,7 @@ def test_what_is_counted_is_what_was_read(demo_image: Callable[[str], Path], slo
     assert used > 0.4 * stats.prefetched
 
 
-def test_the_storage_is_idle_when_a_guess_begins(demo_image: Callable[[str], Path]) -> None:
+def test_guesses_begin_behind_the_last_read_of_a_layer(demo_image: Callable[[str], Path]) -> None:
     image = Image(demo_image("q4"))
     engine = Engine(image, 200, weights="streamed", expert_slots=12, prefetch=True, trace=True)
     engine.take_trace()
@@ -120,7 +120,7 @@ def test_the_storage_is_idle_when_a_guess_begins(demo_image: Callable[[str], Pat
         if event["kind"] == EVENTS["layer"]:
             layer = key[0]
         elif event["kind"] == READ and event["count"] == 0:
-            assert not under_way or guessing == layer
+            assert len(under_way) <= 1 or guessing == layer
             assert key[0] == layer + 1
             guessing = layer
             under_way.append(key)

@@ -96,7 +96,7 @@ static void begin(const struct engine *e, struct colibri_prefetch *p, const uint
     p->begun += p->count;
 }
 
-void colibri_prefetch_start(const struct colibri_dispatch *d)
+bool colibri_prefetch_start(const struct colibri_dispatch *d)
 {
     const struct engine *e = d->engine;
     struct colibri_prefetch *p = colibri_prefetch_of(e);
@@ -104,13 +104,14 @@ void colibri_prefetch_start(const struct colibri_dispatch *d)
     colibri_layer kind;
     if (p == NULL || e->tokens != 1 || p->done != p->count || !colibri_storage_overlaps(e->image->storage) ||
         !next_layer(e, &layer, &kind))
-        return;
+        return false;
     struct guess g = lay_out(e);
     if (!choose(e, layer, &kind, &g))
-        return;
+        return false;
     p->layer = layer;
     p->first = d->first + e->cache.each;
     begin(e, p, g.ids);
+    return p->count != 0;
 }
 
 void colibri_prefetch_settle(const struct engine *e, uint32_t layer, uint32_t expert)

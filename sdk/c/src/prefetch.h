@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads that are begun before their layer's router has spoken: while the storage has nothing else to do, the
+/* Reads that are begun before their layer's router has spoken: while the storage does a layer's last read, the
  * next router is asked what it would choose for the stream as it is. A guess changes which bytes lie where,
  * and no result. */
 #ifndef COLIBRI_PREFETCH_H
@@ -62,8 +62,9 @@ static inline bool colibri_prefetch_expert(const struct engine *e, uint32_t laye
     return true;
 }
 
-/* A layer has routed and its own reads are done: guesses what the next one needs, for steps of one token. */
-void colibri_prefetch_start(const struct colibri_dispatch *d);
+/* No more than a layer's last read is under way: guesses what the next one needs, for steps of one token. Whether a
+ * read was begun. */
+bool colibri_prefetch_start(const struct colibri_dispatch *d);
 
 /* Waits for reads that are not for a later layer: those older than an expert's, which it takes off the list, so that
  * its read is the caller's to wait for; all for COLIBRI_NO_GUESS. A read that failed leaves its slot empty. */
@@ -86,9 +87,10 @@ static inline bool colibri_prefetch_expert(const struct engine *e, uint32_t laye
     return false;
 }
 
-static inline void colibri_prefetch_start(const struct colibri_dispatch *d)
+static inline bool colibri_prefetch_start(const struct colibri_dispatch *d)
 {
     (void)d;
+    return false;
 }
 
 static inline void colibri_prefetch_settle(const struct engine *e, uint32_t layer, uint32_t expert)

@@ -125,7 +125,7 @@ void colibri_stream_start(struct colibri_mixture *m)
     d->active_count = s->done;
     fill(m);
     if (s->done == s->count)
-        colibri_prefetch_start(d);
+        s->looked_ahead = colibri_prefetch_start(d);
 }
 
 /* Gives back what has been computed. */
@@ -190,6 +190,14 @@ static colibri_status next(const struct colibri_mixture *m)
     return arrive(&r);
 }
 
+/* The next layer's reads line up behind the last of this one, or begin when that is done. */
+static void look_ahead(struct colibri_mixture *m)
+{
+    struct colibri_stream *s = &m->stream;
+    if (s->begun == s->count && s->done + 1 >= s->count && !s->looked_ahead)
+        s->looked_ahead = colibri_prefetch_start(&m->dispatch);
+}
+
 bool colibri_stream_next(struct colibri_mixture *m, colibri_status *status)
 {
     struct colibri_stream *s = &m->stream;
@@ -204,6 +212,7 @@ bool colibri_stream_next(struct colibri_mixture *m, colibri_status *status)
         colibri_prefetch_settle(d->engine, d->layer, COLIBRI_NO_GUESS);
         fill(m);
     }
+    look_ahead(m);
     *status = next(m);
     if (*status != COLIBRI_OK) {
         abandon(m);
@@ -211,8 +220,7 @@ bool colibri_stream_next(struct colibri_mixture *m, colibri_status *status)
     }
     d->active = s->experts + s->done++;
     d->active_count = 1;
-    if (s->done == s->count)
-        colibri_prefetch_start(d);
+    look_ahead(m);
     return true;
 }
 

@@ -16,6 +16,7 @@ struct colibri_stream {
     uint32_t done;     /* ... handed out ... */
     uint32_t released; /* ... given back to the cache ... */
     uint32_t begun;    /* ... have a slot */
+    bool looked_ahead; /* guesses for the next layer have been begun */
 };
 
 /* A layer's mixture between its router and its experts. */

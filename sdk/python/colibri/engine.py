@@ -199,7 +199,7 @@ class Engine:
         slots may be pinned (of all, when layers share them), and what a token uses must fit
         beside them; `experts` tells how many had room.
     prefetch : bool, optional
-        Streamed: read what the next layer's router is likely to choose while the storage is idle.
+        Streamed: behind a layer's last read, begin those that the next router is likely to choose.
         Default: the library's (no). Results do not depend on it.
     balance : int, optional
         Changes results: the probability of an expert that was chosen more than so many times in a

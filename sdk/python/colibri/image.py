@@ -115,6 +115,7 @@ class Pages(NamedTuple):
 #: Names of ``pages``: the file mapped with the system's pages, or copied into huge ones.
 PAGES = ("4k", "huge")
 MAX_READERS = 64
+READERS = 4  # reads at once that keep a disk busy and still let records arrive one by one
 MAX_TIME_LIMIT = 86_400  # seconds
 
 
@@ -210,7 +211,7 @@ class Image:
         return Pages(asked, *self.core.pages(), seconds)
 
     def read_ahead(
-        self, threads: int = 4, direct: bool = False, time_limit: float | None = None
+        self, threads: int = READERS, direct: bool = False, time_limit: float | None = None
     ) -> None:
         """Lets streamed experts be read by threads while others are computed.
 
@@ -219,7 +220,7 @@ class Image:
         Parameters
         ----------
         threads : int
-            Reads at once, 1 to 64.
+            Reads at once, 1 to 64, each of at most 2 MiB.
         direct : bool
             Past the page cache (O_DIRECT), so that no byte of the model is in memory twice.
         time_limit : float, optional

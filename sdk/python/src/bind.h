@@ -43,6 +43,8 @@ struct Free {
 };
 using Memory = std::unique_ptr<void, Free>;
 Memory allocate(uint64_t bytes);
+// The same, in pages of 2 MiB where the system has them: what storage writes and kernels read a megabyte at a time.
+Memory allocate_huge(uint64_t bytes);
 Memory copy_of(const void *data, uint64_t bytes);
 
 // A new NumPy array that owns its elements.

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <new>
 
+#include <sys/mman.h>
+
 void raise_status(const std::string &subject, colibri_status status, const colibri_error &error)
 {
     nb::object exception = nb::module_::import_("colibri.status")
@@ -15,12 +17,33 @@ void raise_status(const std::string &subject, colibri_status status, const colib
     throw nb::python_error();
 }
 
-Memory allocate(uint64_t bytes)
+namespace {
+
+Memory allocate_at(size_t alignment, uint64_t bytes)
 {
     void *memory = nullptr;
     const auto size = static_cast<size_t>(bytes == 0 ? 1 : bytes);
-    if (size < bytes || posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();
+    if (size < bytes || posix_memalign(&memory, alignment, size) != 0) throw std::bad_alloc();
     return Memory(memory);
+}
+
+} // namespace
+
+Memory allocate(uint64_t bytes)
+{
+    return allocate_at(64, bytes);
+}
+
+Memory allocate_huge(uint64_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    constexpr size_t page = size_t{1} << 21;
+    Memory memory = allocate_at(bytes < page ? 64 : page, bytes);
+    if (bytes >= page) (void)madvise(memory.get(), static_cast<size_t>(bytes / page * page), MADV_HUGEPAGE);
+    return memory;
+#else
+    return allocate(bytes);
+#endif
 }
 
 Memory copy_of(const void *data, uint64_t bytes)

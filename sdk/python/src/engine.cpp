@@ -141,7 +141,8 @@ void Engine::own_memory(const colibri_image &image, uint64_t most)
     }
     check(name, status, error);
     limits = plan.limits; // with the slots that were chosen
-    memory = allocate(plan.used[0]);
+    const bool streams = limits.weights >= COLIBRI_WEIGHTS_STREAMED;
+    memory = streams ? allocate_huge(plan.used[0]) : allocate(plan.used[0]);
     const auto address = reinterpret_cast<uintptr_t>(memory.get());
     regions.emplace(RegionList{RegionTuple{region.name, address, plan.used[0], 0, 0}});
 }

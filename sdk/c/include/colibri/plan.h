@@ -35,8 +35,8 @@ enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2, COLIBRI_WEIGHTS_S
  *     used longest ago. */
 enum { COLIBRI_POLICY_LRU = 1, COLIBRI_POLICY_FREQUENCY = 2, COLIBRI_POLICY_LEAST_STALE = 3 };
 
-/* Whether reads for the next layer with experts begin before its router has spoken, when the storage has nothing
- * else to do (steps of one token, a storage with start and wait). Results never depend on it. */
+/* Whether reads for the next layer with experts begin before its router has spoken, behind the last read of
+ * this one (steps of one token, a storage with start and wait). Results never depend on it. */
 enum { COLIBRI_PREFETCH_OFF = 1, COLIBRI_PREFETCH_ON = 2 };
 
 #define COLIBRI_MAX_BALANCE 200u          /* choices in a row */

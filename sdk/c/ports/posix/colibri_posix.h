@@ -57,8 +57,10 @@ void colibri_posix_file_pages(const colibri_posix_file *file, colibri_posix_page
  * time limit is left to the process, with its buffer. */
 typedef struct colibri_posix_reader_options {
     uint32_t struct_bytes;
-    uint32_t threads;     /* reads at once, 1 .. 64; 0: 4 */
-    uint32_t piece_bytes; /* a multiple of 4096; 0: 1 MiB */
+    uint32_t threads;     /* reads at once, 1 .. 64; 0: 4. Disks share their speed among reads, so with more
+                           * of them the first record comes late, and all at once what is done with it */
+    uint32_t piece_bytes; /* most bytes of one read, a multiple of 4096; 0: 2 MiB. A record is cut into as few
+                           * pieces of equal size as this allows */
     uint32_t direct;      /* 1: past the page cache (Linux, O_DIRECT), so that a model's bytes are not in memory
                            * twice. Best with images whose alignment is 4096: what does not begin and end at
                            * a block passes through a buffer */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Reads that overlap compute: threads that take pieces of the oldest read that has any left. One mutex guards
- * everything; it is held for a few instructions around reads of a megabyte.
+ * everything; it is held for a few instructions around reads of a megabyte or two.
  *
  * No system takes a read back that its device does not answer: it writes whenever it likes. With a time limit
  * threads read into memory of their own and copy what arrives in time, so that a read can be given up. */
@@ -20,7 +20,7 @@
 
 #include "storage.h"
 
-enum { BLOCK = 4096, MAX_THREADS = 64 };
+enum { BLOCK = 4096, BOUNCED = 1 << 18, MAX_THREADS = 64 };
 
 /* Until it has been waited for; oldest first. */
 typedef struct read_request {
@@ -31,6 +31,7 @@ typedef struct read_request {
     uint64_t bytes;
     uint64_t given;   /* bytes handed out to threads */
     uint64_t missing; /* bytes that are not there yet */
+    uint64_t piece;   /* bytes that a thread takes, the last one's the rest */
     uint64_t moved;   /* when a piece of it was last handed out or came back, in ms */
     uint32_t ticket;
     uint32_t copying; /* threads that write to the destination */
@@ -176,7 +177,7 @@ static void *thread_main(void *arg)
             pthread_cond_wait(&r->work, &r->mutex);
             continue;
         }
-        const uint64_t at = q->given, left = q->bytes - at, n = left < r->piece ? left : r->piece;
+        const uint64_t at = q->given, left = q->bytes - at, n = left < q->piece ? left : q->piece;
         const char *from;
         q->given += n;
         q->moved = r->moved = now_ms();
@@ -193,6 +194,16 @@ static void *thread_main(void *arg)
     return NULL;
 }
 
+/* As few pieces as the largest allows, all of a size: a small one left over would cost as much as a large one. What
+ * passes through `bounce` for its place alone goes in small ones, which use little of it. */
+static uint64_t piece_of(const colibri_posix_reader *r, uint64_t offset, const void *destination, uint64_t bytes)
+{
+    const int bounced = r->direct && (offset | bytes | (uintptr_t)destination) % BLOCK != 0;
+    const uint64_t most = bounced && r->piece > BOUNCED ? BOUNCED : r->piece;
+    const uint64_t pieces = (bytes + most - 1) / most, each = (bytes + pieces - 1) / pieces;
+    return (each + BLOCK - 1) / BLOCK * BLOCK;
+}
+
 static int start(void *context, uint32_t number, uint64_t offset, void *destination, uint64_t bytes, uint32_t *ticket)
 {
     const colibri_posix_file *image = context, *file = colibri_file_of(image, number, offset, bytes);
@@ -200,7 +211,8 @@ static int start(void *context, uint32_t number, uint64_t offset, void *destinat
     read_request *const q = file != NULL && bytes != 0 ? calloc(1, sizeof *q) : NULL;
     if (q == NULL) return -1;
     *q = (read_request){.descriptor = r->direct ? file->direct : file->descriptor, .offset = offset,
-                        .destination = destination, .bytes = bytes, .missing = bytes, .moved = now_ms()};
+                        .destination = destination, .bytes = bytes, .missing = bytes,
+                        .piece = piece_of(r, offset, destination, bytes), .moved = now_ms()};
     pthread_mutex_lock(&r->mutex);
     read_request **end = &r->requests;
     while (*end != NULL) end = &(*end)->next;
@@ -238,11 +250,14 @@ static int wait_for(void *context, uint32_t ticket)
     return failed ? -1 : 0;
 }
 
-/* With a time limit it holds for every read. */
-static int read_within(void *context, uint32_t number, uint64_t offset, void *destination, uint64_t bytes)
+/* Long reads go the threads' way, too: past the page cache, several pieces at once. So does every read with a time
+ * limit. */
+static int read_through(void *context, uint32_t number, uint64_t offset, void *destination, uint64_t bytes)
 {
     uint32_t ticket;
-    if (bytes == 0) return colibri_file_of(context, number, offset, bytes) != NULL ? 0 : -1;
+    const colibri_posix_reader *r = ((const colibri_posix_file *)context)->reader;
+    if (r == NULL || bytes == 0 || (r->limit_ms == 0 && bytes <= r->piece))
+        return colibri_file_read(context, number, offset, destination, bytes);
     if (start(context, number, offset, destination, bytes, &ticket) != 0) return -1;
     return wait_for(context, ticket);
 }
@@ -313,7 +328,7 @@ int colibri_posix_read_ahead(colibri_posix_file *file, const colibri_posix_reade
     colibri_posix_reader_options o = {0};
     memcpy(&o, options, options->struct_bytes < sizeof o ? options->struct_bytes : sizeof o);
     o.threads = o.threads != 0 ? o.threads : 4;
-    o.piece_bytes = o.piece_bytes != 0 ? o.piece_bytes : 1u << 20;
+    o.piece_bytes = o.piece_bytes != 0 ? o.piece_bytes : 2u << 20;
     if (file->reader != NULL || o.threads > MAX_THREADS || o.piece_bytes % BLOCK != 0 || o.direct > 1) return EINVAL;
     colibri_posix_reader *r = calloc(1, sizeof *r);
     if (r == NULL) return ENOMEM;
@@ -333,6 +348,6 @@ int colibri_posix_read_ahead(colibri_posix_file *file, const colibri_posix_reade
     file->reader = r;
     file->storage.start = start;
     file->storage.wait = wait_for;
-    if (r->limit_ms != 0) file->storage.read = read_within;
+    file->storage.read = read_through;
     return 0;
 }

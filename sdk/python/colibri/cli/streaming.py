@@ -48,7 +48,7 @@ PrefetchOption = Annotated[
     Prefetch,
     typer.Option(
         "--prefetch",
-        help="Stream experts: while the storage is idle, read what the next layer is likely to "
+        help="Stream experts: behind a layer's last read, read what the next layer is likely to "
         "choose (auto: off). Results do not change.",
     ),
 ]
