@@ -271,6 +271,8 @@ def test_what_makes_no_sense_is_refused(demo_image: Callable[[str], Path]) -> No
             Engine(image, 8, weights="streamed", prefer_cached=part)
     with pytest.raises(PlanError, match="'balance' is 201; at most 200"):
         Engine(image, 8, balance=201)
+    with pytest.raises(PlanError, match="'prefetch' is 'on'; use True"):
+        Engine(image, 8, weights="streamed", prefetch="on")  # type: ignore[arg-type]
     with pytest.raises(PlanError, match="'balance' is 0; use 1 or more"):
         Engine(image, 8, balance=0)
 
@@ -311,7 +313,7 @@ def test_reports_name_the_router(
                         "--prefer-cached", 0.1, "--prefetch", "on")  # fmt: skip
     assert (made["routing"]["balance_router"], made["routing"]["prefer_cached"]) == (3, 0.1)
     for words in ("load-balancing router", "more than 3 times in a row", "cache-preferring router",
-                  "tokens depend on slots", "reads on a guess"):  # fmt: skip
+                  "tokens depend on slots, policy, prefetching", "reads on a guess"):  # fmt: skip
         assert words in text
     assert made["experts"]["prefetched"] > 0
     board = ("plan", image, "--board", "raspberry-pi-zero-2w", "--context", 64)
@@ -320,6 +322,9 @@ def test_reports_name_the_router(
     assert made["experts"] is None
     assert "load-balancing router" in text
     assert plan(image, "raspberry-pi-zero-2w", 64).routing is None
+    made, text = invoke("plan", image, *board[1:], "--balance-router", 2)  # of two images
+    assert made["routing"] == {**made["routing"], "balance_router": 2, "prefer_cached": None}
+    assert "load-balancing router" in text
 
 
 def test_a_trace_says_which_router_it_is_of(

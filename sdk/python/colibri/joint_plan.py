@@ -32,6 +32,7 @@ from colibri.planner import (
     streamed_experts,
     used_up,
 )
+from colibri.routing import routing_options
 
 SCHEMA = 1
 _ANYWHERE = [("memory", 0, 2**62, 0)]
@@ -90,6 +91,8 @@ class JointPlan:
         The memory map.
     advice : tuple of str
         When it does not fit: what was missing.
+    routing : dict, optional
+        What changes the choice of experts, of every image (`colibri.routing`).
     """
 
     board: str
@@ -99,6 +102,7 @@ class JointPlan:
     saved_bytes: int
     regions: tuple[JointRegion, ...]
     advice: tuple[str, ...] = ()
+    routing: dict[str, Any] | None = None
 
     def require(self) -> JointPlan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -119,6 +123,7 @@ class JointPlan:
                 {**vars(region), "buffers": [vars(buffer) for buffer in region.buffers]}
                 for region in self.regions
             ],
+            "routing": self.routing,
             "advice": list(self.advice),
         }
 
@@ -162,8 +167,9 @@ def plan_together(
         raise PlanError("there are no images to plan", hint="give at least one")
     if streamed and target.os != "linux":
         raise PlanError(
-            f"board {target.id} has no system whose files experts could be read from",
-            hint='only boards with os = "linux" stream experts',
+            f"board {target.id} has no system whose files experts of several images could be read "
+            "from",
+            hint='take a board with os = "linux", or plan each image by itself',
         )
     if streamed and expert_slots is None and len(opened) > 1:
         raise PlanError(
@@ -237,6 +243,7 @@ class _JointPlanner:
             saved_bytes=sum(part.bytes for part in parts) - total if not advice else 0,
             regions=tuple(self._map()),
             advice=advice,
+            routing=routing_options(self.limits),
         )
 
     def _add_fixed(self, names: Sequence[str]) -> None:

@@ -27,7 +27,7 @@ def routing_options(limits: _core.Limits) -> dict[str, Any] | None:
     if cached is not None:
         notes.append(
             f"cache-preferring router: experts in memory gain {cached:g} of the range of scores, "
-            "so tokens depend on slots, policy, batch and what ran before"
+            "so tokens depend on slots, policy, prefetching, batch and what ran before"
         )
     if not notes:
         return None

@@ -62,7 +62,8 @@ typedef struct colibri_limits {
     uint32_t balance;   /* from so many choices of an expert in a row on, its probability is halved with each one
                          * more; 0: never. Cost: two bytes for each expert, layer and sequence */
     uint32_t prefer_cached; /* STREAMED: experts in memory gain so many thousandths of the range of a token's
-                             * scores, 0 .. 1000. Logits depend on slots, policy, batch and what ran before */
+                             * scores, 0 .. 1000. Logits depend on slots, policy, prefetching, batch and what
+                             * ran before */
 } colibri_limits;
 
 typedef struct colibri_region {

@@ -146,6 +146,8 @@ def _show_joint(made: JointPlan) -> None:
         out.print(_joint_table(made), "")
         out.print(_images_table(made), "")
     out.print(_region_table(made), "")
+    if made.routing:
+        out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
         out.print(
             f"[bold green]fits[/]: {made.total_bytes:,} bytes for the engines; sharing saves "
