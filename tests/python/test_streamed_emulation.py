@@ -23,7 +23,7 @@ from colibri.bench.synthetic import Synthetic, make_synthetic
 from colibri.boards import Board, load_board
 from colibri.convert import convert
 from colibri.engine import EVENT
-from colibri.errors import ColibriError, EmulateError, ImageError
+from colibri.errors import ColibriError, EmulateError, ImageError, PlanError
 from colibri.generate import Generation, Request, generate
 from colibri.placement import Placement as ImagePlacement
 from colibri.planner import Plan, plan_or_stream
@@ -338,6 +338,9 @@ def test_an_engine_takes_faults_by_number(
 ) -> None:
     with pytest.raises(ColibriError, match="fault 'gone' is unknown"):
         Engine(demo, CONTEXT, weights="streamed", faults=[(1, "gone")])
+    for read in (-1, 0, 2**64):
+        with pytest.raises(PlanError, match=f"a fault of read {read}; count reads from 1"):
+            Engine(demo, CONTEXT, weights="streamed", faults=[(read, "fail")])
     engine = Engine(demo, CONTEXT, weights="streamed", faults=[(3, "short"), (4, "corrupt")])
     assert generate(engine, request_).logits_crc32 == resident.logits_crc32
     assert engine.experts.retries == 2

@@ -80,6 +80,20 @@ def policy_name(number: int) -> str:
     return next(name for name, value in POLICIES.items() if value == number)
 
 
+def _prefetch(value: object) -> int:
+    if value is None or isinstance(value, bool):
+        return PREFETCH[value]
+    raise PlanError(f"limit 'prefetch' is {value!r}", hint="use True, False or None")
+
+
+def check_faults(faults: Sequence[tuple[int, str]]) -> list[tuple[int, int]]:
+    """Numbers of reads and of kinds; PlanError for a read that there cannot be."""
+    for read, _ in faults:
+        if not 1 <= read < 2**64:
+            raise PlanError(f"a fault of read {read}", hint="count reads from 1, to 2^64 - 1")
+    return [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults]
+
+
 def make_limits(
     *,
     context: int | None = None,
@@ -118,7 +132,7 @@ def make_limits(
         weights=named("weight placement", _core.WEIGHTS, weights),
         expert_slots=expert_slots or 0,
         policy=named("policy", POLICIES, policy),
-        prefetch=PREFETCH[prefetch],
+        prefetch=_prefetch(prefetch),
         balance=balance or 0,
         prefer_cached=round((prefer_cached or 0) * 1000),
     )
@@ -206,7 +220,8 @@ class Engine:
         row is halved with each choice more. Only its choice goes by that, not its weight.
     prefer_cached : float, optional
         Streamed, changes results: experts in memory gain this part (0.001 to 1) of the range of a
-        token's scores. What is chosen then depends on slots, policy, batch and what ran before.
+        token's scores. What is chosen then depends on slots, policy, prefetching, batch and what
+        ran before.
     threads : int, optional
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
@@ -272,7 +287,7 @@ class Engine:
             return _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
                 [layer << 16 | expert for layer, expert in pins], most, beside,
-                [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults],
+                check_faults(faults),
             )  # fmt: skip
 
         try:
