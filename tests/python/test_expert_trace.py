@@ -314,6 +314,18 @@ def test_an_image_without_tokenizer_takes_ids(
     assert read_trace(tmp_path / "t.json").tokenizer is None
 
 
+def test_trace_does_not_write_over_what_it_reads(colibri: Run, q4: Path, tmp_path: Path) -> None:
+    image, text = tmp_path / "a.colibri", tmp_path / "ids.json"
+    image.write_bytes(q4.read_bytes())
+    text.write_text("[48, 2858]")
+    for output in (image, text):
+        before = output.read_bytes()
+        code, _, err = colibri("trace", image, "--text", text, "-o", output)
+        assert code == 2
+        assert "is an input of this trace; give another file" in " ".join(err.split())
+        assert output.read_bytes() == before
+
+
 def test_trace_refuses_bad_input(colibri: Run, q4: Path, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     (tmp_path / "empty.txt").write_text("")

@@ -67,6 +67,7 @@ def trace(
     from colibri.image import Image
 
     opened = Image(image)
+    _refuse_input(output, [*opened.paths, *([text] if text else [])])
     read = _text(opened, text, prompt, tokens).first(first)
     with progress("tracing") as begin:
         made = record(opened, read, context=context, workers=workers, kernels=kernels,
@@ -76,6 +77,12 @@ def trace(
         emit_json(_fields(made, output))
     else:
         _show(made, output)
+
+
+def _refuse_input(output: Path, inputs: list[Path]) -> None:
+    """The trace may not take the place of what it is made from."""
+    if output.exists() and any(path.exists() and output.samefile(path) for path in inputs):
+        raise TraceError("is an input of this trace", file=output, hint="give another file")
 
 
 def _text(image: Image, file: Path | None, prompt: str | None, tokens: str | None) -> Text:
