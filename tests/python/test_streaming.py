@@ -25,6 +25,7 @@ from colibri import (
     cli,
     plan,
 )
+from colibri.boards import load_board
 from colibri.engine import POLICIES
 from colibri.errors import PackError
 from colibri.experts.pins import pins_of_image, pins_of_trace
@@ -543,6 +544,19 @@ def test_plan_says_why(demo: Image, slots: int, policy: str, words: list[str]) -
         assert word in made.experts["why"]
 
 
-def test_firmware_does_not_stream(demo: Image) -> None:
-    with pytest.raises(PlanError, match='only boards with os = "linux"'):
-        plan(demo, "pimoroni-pico-plus-2", streamed=True)
+def test_firmware_streams_from_its_flash_or_a_storage_beside_it(demo: Image) -> None:
+    """Mapped flash that holds the image; else a storage that is not mapped; else a refusal."""
+    pico = load_board("pimoroni-pico-plus-2")
+    made = plan(demo, pico, streamed=True, context=64)
+    assert (made.fits, made.weights) == (True, "streamed-mapped")
+    small = [r.model_copy(update={"size": 4 << 20}) if r.name == "FLASH" else r
+             for r in pico.regions]  # fmt: skip
+    board = pico.model_copy(update={"regions": small})
+    with pytest.raises(PlanError, match="no storage that experts could be read from"):
+        plan(demo, board, streamed=True)
+    card = load_board("raspberry-pi-zero-2w").storage
+    made = plan(demo, board.model_copy(update={"storage": card}), streamed=True, context=64)
+    assert (made.fits, made.weights) == (True, "streamed")
+    sizes = {row.name: row.bytes for region in made.regions for row in region.buffers}
+    assert sizes["image"] == demo.meta_bytes
+    assert sizes["weights"] == demo.section("weights").bytes  # type: ignore[union-attr]

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Reads that are begun before their layer's router has spoken: while the storage does a layer's last read, the next
- * router is asked what it would choose for the stream as it is. A guess changes which bytes lie where, and no result. */
+/* Reads that are begun before their layer's router has spoken: while the storage does a layer's last read, the
+ * next router is asked what it would choose for the stream as it is. A guess changes which bytes lie where,
+ * and no result. */
 #ifndef COLIBRI_PREFETCH_H
 #define COLIBRI_PREFETCH_H
 
@@ -11,7 +12,8 @@ enum { COLIBRI_PREFETCHES = 8 }; /* at most under way: half of what a storage ke
 
 #define COLIBRI_NO_GUESS UINT32_MAX
 
-/* Lies in the arena behind the cache, whose size is a multiple of 8; behind it the floats and ids that the guess is made with. */
+/* Lies in the arena behind the cache, whose size is a multiple of 8; behind it the floats and ids that the guess
+ * is made with. */
 struct colibri_prefetch {
     uint64_t begun;        /* reads since init */
     uint64_t used;         /* of them, those that their layer did choose */

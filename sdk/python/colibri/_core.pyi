@@ -13,6 +13,7 @@ PROFILES: dict[str, int]
 REGION_USES: dict[str, int]
 WEIGHTS: dict[str, int]
 POLICIES: dict[str, int]
+READ_FAULTS: dict[str, int]
 SECTIONS: dict[str, int]
 ROLES: dict[str, int]
 EVENTS: dict[str, int]
@@ -175,6 +176,7 @@ class Engine:
         pins: Sequence[int] = (),
         memory_bytes: int = ...,
         beside: Engine | None = None,
+        faults: Sequence[tuple[int, int]] = (),
     ) -> None: ...
     @property
     def limits(self) -> Limits: ...

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
@@ -17,7 +17,12 @@ from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.image import PAGES, Image
 from colibri.units import format_bytes
 
+if TYPE_CHECKING:
+    from colibri_emulator.layout import Layout
+
 PAGE = 4096  # what Linux hands out
+Weights = Literal["mapped", "streamed", "streamed-mapped"]
+IN_PLACE = ("nor", "rom", "mram")  # memories that hold an image without power
 IMAGE_ALIGNMENT = 4096  # of images behind the first, in flash
 HUGE_PAGE = 2 << 20  # with pages of 4 KiB, on x86-64, AArch64 and RV64
 
@@ -54,19 +59,51 @@ class BoardMemory:
     lack: Lack | None = None
 
 
+def streamed_weights(board: Board, image: Image) -> Weights:
+    """How a board streams experts: from a file, from mapped flash, or from another storage.
+
+    Raises
+    ------
+    PlanError
+        For a board without an operating system whose flash does not hold the image, or not all of
+        its files, and that has no storage beside it.
+    """
+    if board.os == "linux":
+        return "streamed"
+    flash = board.region(board.firmware.model_region)
+    held = flash.kind in IN_PLACE and not _bare_metal(board, [image], "streamed-mapped").problem
+    if any(not storage.xip for storage in board.storage):
+        return "streamed-mapped" if held else "streamed"
+    if held and len(image.files) == 1:
+        return "streamed-mapped"
+    raise PlanError(
+        f"board {board.id} has no storage that experts could be read from",
+        hint="add a [[storage]] that is not xip to its board file, or flash that holds the image",
+    )
+
+
+def reads_storage(image: Image, weights: Weights) -> bool:
+    """Whether experts come from a storage, and not from where the CPU reads the image itself."""
+    return weights == "streamed" or (weights == "streamed-mapped" and len(image.files) > 1)
+
+
 def board_memory(
-    board: Board, images: Image | Sequence[Image], pages: str = "4k", *, streamed: bool = False
+    board: Board,
+    images: Image | Sequence[Image],
+    pages: str = "4k",
+    *,
+    weights: Weights = "mapped",
 ) -> BoardMemory:
     """The memory of a board around an image, or around several at once.
 
     With huge `pages` the image is no mapped file, which the system may drop and read again, but
-    memory of the program's own, in whole huge pages.  When experts are `streamed`, it is read, and
-    only its tables are kept.
+    memory of the program's own, in whole huge pages.  With `weights` streamed it is read, and only
+    its tables are kept.
     """
     if pages not in PAGES:
         raise PlanError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
     several = [images] if isinstance(images, Image) else list(images)
-    if board.os == "linux" and streamed:
+    if board.os == "linux" and weights == "streamed":
         sizes = [image.meta_bytes for image in several]
         return _linux(board, sizes, "its tables; the rest is read")
     if board.os == "linux":
@@ -84,7 +121,7 @@ def board_memory(
             field="pages",
             hint='only boards with os = "linux" have huge pages; firmware maps RAM in blocks',
         )
-    return _bare_metal(board, several)
+    return _bare_metal(board, several, weights)
 
 
 def refuse_companions(image: Image, why: str) -> None:
@@ -103,20 +140,22 @@ def _reserved(board: Board) -> Iterator[Row]:
             yield Row(region.name, "reserved", part.offset, part.size, part.reason)
 
 
-def _bare_metal(board: Board, images: Sequence[Image]) -> BoardMemory:
+def _bare_metal(board: Board, images: Sequence[Image], weights: Weights) -> BoardMemory:
     """Images lie one behind the other, each at the next multiple of `IMAGE_ALIGNMENT`."""
     # Imported late: the emulator is built on this package.
     from colibri_emulator.layout import IMAGE, board_layout
 
-    for image in images:
-        refuse_companions(image, f"board {board.id} has no files")
+    if weights == "mapped":
+        for image in images:
+            refuse_companions(image, f"board {board.id} has no files")
     starts = [0]
     for image in images:
         starts.append(-(-(starts[-1] + image.bytes) // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT)
     total = starts[-2] + images[-1].bytes
     reserved = tuple(_reserved(board))
+    tables = images[0].meta_bytes if weights == "streamed" else 0  # one image streams
     try:
-        layout = board_layout(board, total, max(image.vocabulary for image in images))
+        layout = board_layout(board, total, max(i.vocabulary for i in images), tables)
     except DoesNotFitError as error:
         lack = error.lack
         assert lack is not None
@@ -130,8 +169,7 @@ def _bare_metal(board: Board, images: Sequence[Image]) -> BoardMemory:
         ("firmware", layout.data_start, layout.data_limit, f"{stacks} and static data"),
         ("logits", layout.logits_base, layout.logits_base + layout.logits_bytes,
          "one row, the application's"),
-        *(("image", layout.model_base + start, layout.model_base + start + image.bytes,
-           "weights, used in place") for start, image in zip(starts, images, strict=False)),
+        *_image_spans(layout, images, starts),
     ]  # fmt: skip
     if layout.data_start < layout.code_limit:  # one region: a single row for both
         start, end = layout.code_start, max(layout.code_limit, layout.data_limit)
@@ -139,6 +177,19 @@ def _bare_metal(board: Board, images: Sequence[Image]) -> BoardMemory:
     rows = [_row_at(board, *span) for span in spans]
     free = tuple(FreeRegion(r.name, r.base, r.size, r.rank) for r in layout.regions)
     return BoardMemory(free, (*reserved, *rows))
+
+
+def _image_spans(
+    layout: Layout, images: Sequence[Image], starts: Sequence[int]
+) -> Iterator[tuple[str, int, int, str]]:
+    """Where images lie, or the tables of one that stays in a storage."""
+    if layout.tables_bytes:
+        base = layout.tables_base
+        yield "image", base, base + layout.tables_bytes, "its tables; the rest is read"
+        return
+    for start, image in zip(starts, images, strict=False):
+        base = layout.model_base + start
+        yield "image", base, base + image.bytes, "weights, used in place"
 
 
 def _row_at(board: Board, name: str, start: int, end: int, why: str) -> Row:

@@ -75,6 +75,11 @@ PREFETCH = {None: 0, False: 1, True: 2}
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
 
 
+def policy_name(number: int) -> str:
+    """What `POLICIES` calls a number."""
+    return next(name for name, value in POLICIES.items() if value == number)
+
+
 def make_limits(
     *,
     context: int | None = None,
@@ -208,6 +213,8 @@ class Engine:
         Record events for `take_trace`.
     accelerator : FakeNpu, optional
         Computes the experts that are bound to it.  Results do not depend on it.
+    faults : sequence of (int, {"fail", "short", "corrupt"})
+        Reads of the storage that go wrong, by number: 1 is the first that the engine asks for.
     recorder : _core.Recorder, optional
         Gets the activations that meet each weight matrix (`colibri.calibrate`); one worker only.
 
@@ -239,6 +246,7 @@ class Engine:
         threads: int | None = None,
         trace: bool = False,
         accelerator: FakeNpu | None = None,
+        faults: Sequence[tuple[int, str]] = (),
         recorder: _core.Recorder | None = None,
     ) -> None:
         in_place = weights != "streamed"  # what is not mapped cannot vanish from under the engine
@@ -264,6 +272,7 @@ class Engine:
             return _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
                 [layer << 16 | expert for layer, expert in pins], most, beside,
+                [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults],
             )  # fmt: skip
 
         try:
@@ -350,9 +359,8 @@ class Engine:
     def experts(self) -> ExpertStats:
         """What streaming has cost since the engine was made."""
         stats = self.core.expert_stats()
-        names = {number: name for name, number in POLICIES.items()}
         return ExpertStats(
-            stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
+            stats["slots"], stats["slots_per_layer"], policy_name(stats["policy"]), stats["hits"],
             stats["misses"], stats["bytes_read"], stats["retries"], stats["pinned"],
             stats["prefetched"],
             stats["prefetched_used"], stats["prefetched_wasted_bytes"],

@@ -175,7 +175,7 @@ def plan_together(
         weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
         prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
     )  # fmt: skip
-    there = board_memory(target, opened, pages, streamed=streamed)
+    there = board_memory(target, opened, pages, weights="streamed" if streamed else "mapped")
     if memory is not None:
         tables = sum(image.meta_bytes for image in opened) if streamed else 0
         there = replace(there, regions=tuple(at_most(max(memory - tables, 0), there.regions)))

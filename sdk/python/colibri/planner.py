@@ -16,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from colibri import _core
-from colibri.board_memory import BoardMemory, FreeRegion, board_memory
+from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, POLICIES, PREFETCH, make_limits
-from colibri.errors import DoesNotFitError, Lack, PlanError
+from colibri.engine import KV_TYPES, PREFETCH, make_limits, policy_name
+from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.experts.pins import Pin, pinned
 from colibri.image import Image
 from colibri.routing import routing_options
@@ -80,6 +80,8 @@ class Plan:
         engine.
     routing : dict, optional
         What changes the choice of experts (`colibri.routing`).
+    weights : str
+        Where they are, as `Engine` takes it.
     """
 
     board: str
@@ -96,6 +98,7 @@ class Plan:
     experts: dict[str, Any] | None = None
     table_bytes: int = 0
     routing: dict[str, Any] | None = None
+    weights: Weights = "mapped"
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -117,6 +120,7 @@ class Plan:
             "regions": [_region_json(region) for region in self.regions],
             "board": self.board,
             "limits": self.limits,
+            "weights": self.weights,
             "experts": self.experts,
             "table_bytes": self.table_bytes,
             "routing": self.routing,
@@ -164,8 +168,9 @@ def plan(
         How a Linux board holds the weights: a mapped file, whose pages the system may drop, or a
         copy in huge pages, which is RAM that is taken.
     streamed : bool
-        Experts are read from the file into slots; only the tables and the rest of the weights
-        are in RAM. Boards with a system only.
+        Experts are read into slots when a token needs them. From a file, or from a storage that is
+        not mapped: then tables and the rest of the weights are in RAM. From mapped flash: then the
+        rest is used in place.
     memory : int, optional
         Bytes that the engine may take in all, streamed: with the image's tables. Default: what
         the board has.
@@ -179,23 +184,46 @@ def plan(
     """
     opened = image if isinstance(image, Image) else Image(image)
     target = board if isinstance(board, Board) else load_board(board)
-    if streamed and target.os != "linux":
-        raise PlanError(
-            f"board {target.id} has no system whose files experts could be read from",
-            hint='only boards with os = "linux" stream experts',
-        )
+    weights = streamed_weights(target, opened) if streamed else "mapped"
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
-        weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+        weights=weights, expert_slots=expert_slots, policy=policy,
         prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
     )  # fmt: skip
-    there = board_memory(target, opened, pages, streamed=streamed)
-    tables = opened.meta_bytes if streamed else 0
+    there = board_memory(target, opened, pages, weights=weights)
+    tables = opened.meta_bytes if weights == "streamed" else 0
     if memory is not None:
         room = max(memory - tables, 0)
         there = replace(there, regions=tuple(at_most(room, there.regions)))
     planner = _Planner(opened, target, there, limits, pins)
-    return replace(planner.plan(memory), table_bytes=tables)
+    return replace(planner.plan(memory), weights=weights, table_bytes=tables)
+
+
+def plan_or_stream(image: Image, board: Board, **options: Any) -> Plan:
+    """A plan with all weights in memory; with streamed experts where only that fits.
+
+    `options` are those of `plan`. The reason is the last part of ``experts["why"]``.
+    """
+    try:
+        resident = plan(image, board, **options)
+    except ImageError as refused:  # an image in several files, where only a storage has files
+        streamed = plan(image, board, **options, streamed=True)
+        return _because(streamed, str(refused.what))
+    if resident.fits:
+        return resident
+    try:
+        streamed = plan(image, board, **options, streamed=True)
+    except PlanError:  # the board has no storage
+        return resident
+    if not streamed.fits or streamed.experts is None:
+        return resident
+    return _because(streamed, f"with all weights {resident.advice[0]}")
+
+
+def _because(streamed: Plan, reason: str) -> Plan:
+    experts = streamed.experts or {}
+    why = f"{experts.get('why', '')}; streamed because {reason}"
+    return replace(streamed, experts=experts | {"why": why} if experts else None)
 
 
 def at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
@@ -362,7 +390,7 @@ def streamed_experts(
     limits, per_layer = result["limits"], result["slots_per_layer"]
     if not limits.expert_slots:
         return None
-    policy = next(name for name, number in POLICIES.items() if number == limits.policy)
+    policy = policy_name(limits.policy)
     kept = pinned(image, limits, per_layer, pins) if pins else 0
     return {
         "slots": limits.expert_slots,

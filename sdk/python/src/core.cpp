@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extension `colibri._core`: helpers, names, and the module itself.
 #include "bind.h"
+#include "faulty_storage.h"
 
 #include <cstring>
 #include <new>
@@ -140,6 +141,9 @@ void bind_names(nb::module_ &m)
          {"linear_query_norm", COLIBRI_ROLE_LINEAR_QUERY_NORM},
          {"linear_step_up", COLIBRI_ROLE_LINEAR_STEP_UP},
          {"linear_state_decay", COLIBRI_ROLE_LINEAR_STATE_DECAY}});
+    m.attr("READ_FAULTS") = numbers({{"fail", static_cast<uint32_t>(ReadFault::Fail)},
+                                     {"short", static_cast<uint32_t>(ReadFault::Short)},
+                                     {"corrupt", static_cast<uint32_t>(ReadFault::Corrupt)}});
     m.attr("EVENTS") = numbers(
         {{"step", COLIBRI_EVENT_STEP}, {"layer", COLIBRI_EVENT_LAYER},
          {"matmul", COLIBRI_EVENT_MATMUL}, {"attend", COLIBRI_EVENT_ATTEND},

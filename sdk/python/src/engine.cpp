@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // colibri_init, colibri_infer and the sampler. The GIL is released while the runtime works.
 #include "bind.h"
+#include "faulty_storage.h"
 #include "npu.h"
 
 #include <chrono>
@@ -22,7 +23,8 @@ struct Engine {
     Engine(const Image &image, const colibri_limits &limits,
            const std::optional<RegionList> &regions, const std::string &kernels,
            uint32_t threads, bool trace, const std::optional<NpuTuple> &npu, Recorder *recorder,
-           const std::vector<uint32_t> &pins, uint64_t memory_bytes, const Engine *beside);
+           const std::vector<uint32_t> &pins, uint64_t memory_bytes, const Engine *beside,
+           const std::vector<FaultTuple> &faults);
     Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
                        std::optional<Vector<uint8_t>> want);
     Array<double> time_infer(Vector<uint32_t> tokens, uint32_t step);
@@ -59,6 +61,7 @@ private:
     colibri_platform platform{};
     std::unique_ptr<colibri_posix_pool, DestroyPool> pool;
     std::unique_ptr<Npu> npu;
+    std::unique_ptr<FaultyStorage> faulty; // or nullptr: the image's own
     Memory memory;
     std::optional<Regions> regions;
     std::vector<colibri_event> events;
@@ -74,7 +77,8 @@ void record(void *context, const colibri_event *event)
 Engine::Engine(const Image &image, const colibri_limits &wanted,
                const std::optional<RegionList> &given, const std::string &kernels,
                uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu, Recorder *records,
-               const std::vector<uint32_t> &wanted_pins, uint64_t memory_bytes, const Engine *beside)
+               const std::vector<uint32_t> &wanted_pins, uint64_t memory_bytes, const Engine *beside,
+               const std::vector<FaultTuple> &faults)
     : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary), recorder(records),
       pins(wanted_pins), mutex(beside != nullptr ? beside->mutex : std::make_shared<std::mutex>())
 {
@@ -91,9 +95,11 @@ Engine::Engine(const Image &image, const colibri_limits &wanted,
     platform.pins = pins.data();
     platform.pin_count = static_cast<uint32_t>(pins.size());
     if (wanted_npu) npu = std::make_unique<Npu>(*wanted_npu, platform);
+    if (!faults.empty()) faulty = std::make_unique<FaultyStorage>(image.image, faults);
+    const colibri_image &seen = faulty ? faulty->image() : image.image;
     colibri_error error{};
     const auto init = [&] {
-        return colibri_init(&engine, &image.image, &limits, regions->list.data(), regions->count(),
+        return colibri_init(&engine, &seen, &limits, regions->list.data(), regions->count(),
                             &platform, &error);
     };
     const colibri_status status = alone(init);
@@ -325,12 +331,14 @@ void bind_engine(nb::module_ &m)
     nb::class_<Engine>(m, "Engine", nb::is_weak_referenceable())
         .def(nb::init<const Image &, const colibri_limits &,
                       const std::optional<RegionList> &, const std::string &, uint32_t, bool,
-                      const std::optional<NpuTuple> &, Recorder *, const std::vector<uint32_t> &, uint64_t, const Engine *>(),
+                      const std::optional<NpuTuple> &, Recorder *, const std::vector<uint32_t> &, uint64_t,
+                      const Engine *, const std::vector<FaultTuple> &>(),
              nb::arg("image"), nb::arg("limits"), nb::arg("regions").none(), nb::arg("kernels"),
              nb::arg("threads"), nb::arg("trace"), nb::arg("npu").none() = nb::none(),
              nb::arg("recorder").none() = nb::none(), nb::arg("pins") = std::vector<uint32_t>{},
              nb::arg("memory_bytes") = std::numeric_limits<int64_t>::max(),
-             nb::arg("beside").none() = nb::none(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
+             nb::arg("beside").none() = nb::none(), nb::arg("faults") = std::vector<FaultTuple>{},
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
         .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
              nb::arg("want").none() = nb::none())
         .def("time_infer", &Engine::time_infer, nb::arg("tokens"), nb::arg("step"))

@@ -3,7 +3,8 @@
 
 ``elf`` (read) → ``places`` (what asks for memory) → ``regions`` (the board's memory, by address)
 → ``memory_map`` (placed and counted, then ``placing_checks``) → ``symbols`` (who owns the bytes)
-→ ``verdict`` (budgets, forbidden symbols) → ``compare`` (against a baseline) → ``format``.
+→ ``stack`` (how deep it gets, when asked) → ``verdict`` (budgets, forbidden symbols) → ``compare``
+(against a baseline) → ``format``.
 
 >>> from colibri.fit import judge
 >>> judge("firmware.elf").exit_code  # doctest: +SKIP

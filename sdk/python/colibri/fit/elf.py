@@ -112,7 +112,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Symbol:
-    """One symbol; ``section`` is an index, or None with ``place`` UNDEF, ABS, COMMON or OTHER."""
+    """One symbol; ``section`` is an index, or None with ``place`` UNDEF, ABS, COMMON or OTHER.
+
+    ``thumb``: an Arm function of Thumb code, whose value has bit 0 set in the file.
+    """
 
     name: str
     address: int
@@ -121,11 +124,12 @@ class Symbol:
     binding: str
     section: int | None
     place: str
+    thumb: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """An ELF file as the size tools see it."""
+    """An ELF file as the size tools see it; ``entry`` and ``flags`` are e_entry and e_flags."""
 
     path: Path
     file_size: int
@@ -138,6 +142,8 @@ class Elf:
     segments: tuple[Segment, ...]
     symbols: tuple[Symbol, ...]
     stripped: bool
+    entry: int = 0
+    flags: int = 0
 
     @property
     def loads(self) -> tuple[Segment, ...]:
@@ -233,6 +239,8 @@ class _Reader:
             segments=segments,
             symbols=symbols,
             stripped=not any(s.kind == "SYMTAB" for s in sections),
+            entry=self.header["e_entry"],
+            flags=self.header["e_flags"],
         )
 
     # -- tables ---------------------------------------------------------------------------------
@@ -366,8 +374,8 @@ class _Reader:
             section, place = _home(entry["st_shndx"], wide, len(sections))
             kind = str(entry["st_info"]["type"]).removeprefix("STT_")
             address = int(entry["st_value"])
-            if kind == "FUNC" and self.header["e_machine"] == "EM_ARM":
-                address &= ~1  # the Thumb bit; data may really live at odd addresses
+            thumb = kind == "FUNC" and self.header["e_machine"] == "EM_ARM" and address & 1 == 1
+            address -= thumb  # the Thumb bit; data may really live at odd addresses
             if kind == "TLS" and self.header["e_type"] != "ET_REL":
                 if tls_base is None:
                     continue
@@ -380,6 +388,7 @@ class _Reader:
                 binding=str(entry["st_info"]["bind"]).removeprefix("STB_"),
                 section=section,
                 place=place,
+                thumb=thumb,
             )
 
     def extended_indices(self, table: Section, sections: tuple[Section, ...]) -> tuple[int, ...]:

@@ -17,6 +17,8 @@ from colibri.fit.elf import Elf, Symbol, read_elf
 from colibri.fit.findings import Finding, summed_up
 from colibri.fit.memory_map import MemoryMap, Usage, build_map
 from colibri.fit.regions import BoardLike
+from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
+from colibri.fit.stack.report import stack_findings
 from colibri.fit.symbols import OwnSymbol, attribute
 
 _FORBIDDEN = {
@@ -33,6 +35,7 @@ _FORBIDDEN = {
 }
 _PATTERNS = {group: re.compile(pattern) for group, pattern in _FORBIDDEN.items()}
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
+_UNTOLD = "stack-unknown"
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
 
 
@@ -44,6 +47,7 @@ class Verdict:
     symbols: list[OwnSymbol]
     findings: list[Finding]
     verdict: str
+    stack: StackReport | None = None
 
     @property
     def elf(self) -> Elf:
@@ -51,7 +55,8 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        if self.verdict == "unknown" and self.map.board is None:
+        asked = self.map.board is not None or _untold(self.findings)
+        if self.verdict == "unknown" and not asked:
             return EXIT_OK  # nothing was asked that could not be told
         return _EXITS[self.verdict]
 
@@ -60,7 +65,12 @@ class Verdict:
         return sum(usage.unattributed for usage in self.map.usages)
 
 
-def judge(path: str | Path, board: BoardLike | None = None, image: Path | None = None) -> Verdict:
+def judge(
+    path: str | Path,
+    board: BoardLike | None = None,
+    image: Path | None = None,
+    stack: StackOptions | None = None,
+) -> Verdict:
     """Read, place and judge one ELF.
 
     Parameters
@@ -71,6 +81,8 @@ def judge(path: str | Path, board: BoardLike | None = None, image: Path | None =
         A board with regions and budgets; without one there is a size but no verdict.
     image : Path, optional
         A model image that is flashed beside the firmware.
+    stack : StackOptions, optional
+        Bound the stack too.
 
     Raises
     ------
@@ -84,19 +96,29 @@ def judge(path: str | Path, board: BoardLike | None = None, image: Path | None =
     if board is not None:
         findings += [*board_remarks(elf, board), *region_findings(placed, board)]
         findings += budget_findings(placed, board)
-    return Verdict(placed, table.rows, summed_up(findings), decide(elf, board, findings))
+    report = analyse(elf, stack) if stack is not None else None
+    if report is not None:
+        budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
+        findings += stack_findings(report, placed.stack_bytes, budget)
+    word = decide(elf, board, findings)
+    return Verdict(placed, table.rows, summed_up(findings), word, report)
 
 
 def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
     """One word for all findings."""
-    codes = {finding.code for finding in findings if finding.level == "error"}
+    codes = {finding.code for finding in findings if finding.level == "error"} - {_UNTOLD}
     if elf.kind == "relocatable":
         return "unknown"
     if elf.kind == "shared" and "outside" in codes:
         return "unknown"  # its addresses are not final
     if codes:
         return "over"
-    return "unknown" if board is None else "fits"
+    return "unknown" if board is None or _untold(findings) else "fits"
+
+
+def _untold(findings: list[Finding]) -> bool:
+    """Whether a budget of the stack was set and its bound is not known."""
+    return any(finding.code == _UNTOLD and finding.level == "error" for finding in findings)
 
 
 # -- forbidden symbols ----------------------------------------------------------------------------
