@@ -243,8 +243,8 @@ def test_json_is_printed_whatever_the_exit_code(tmp_path: Path, capsys: Any) -> 
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        (b":10000000", "Intel HEX"),
-        (b"!<arch>\n", "static library"),
+        (b":10000000", "line 1, column 2"),
+        (b"!<arch>\n", "no ELF object"),
         (b"", "empty"),
         (b"UF2\n", "UF2"),
         (b"\x7fEL", "7f 45 4c"),
