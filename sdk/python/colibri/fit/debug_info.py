@@ -125,7 +125,7 @@ class _Abbreviations(AbbrevTable):
     def get_abbrev(self, code: int) -> AbbrevDecl:
         while code not in self._abbrev_map and self.at is not None:
             self.stream.seek(self.at)
-            number = struct_parse(self.structs.the_Dwarf_uleb128, self.stream)
+            number: int = struct_parse(self.structs.the_Dwarf_uleb128, self.stream)
             if number == 0:
                 self.at = None
                 break
@@ -135,9 +135,10 @@ class _Abbreviations(AbbrevTable):
         return self._abbrev_map[code]
 
 
-class _Dwarf(DWARFInfo):  # type: ignore[misc]
+class _Dwarf(DWARFInfo):
     def get_abbrev_table(self, offset: int) -> AbbrevTable:
         if offset not in self._abbrevtable_cache:
+            assert self.debug_abbrev_sec is not None
             stream = self.debug_abbrev_sec.stream
             self._abbrevtable_cache[offset] = _Abbreviations(self.structs, stream, offset)
         return self._abbrevtable_cache[offset]

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Truncated and mutated inputs of every format: refused or judged, never a crash, never a hang.
+
+The quick checks try a few hundred damaged files of each format with a fixed seed, the long one
+tens of thousands.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from archive import write_archive
+from colibri.errors import SizeError
+from colibri.fit import judge
+from colibri.fit.format import as_json
+from dwarf_writer import add_dwarf
+from size_support import FLASH, board, firmware
+from test_size_images import intel_hex, srec
+from test_size_maps import GNU, LLD, firmware_of_map
+from test_size_objects import LONG, an_object, with_comdat
+
+Make = Callable[[Path], bytes]
+
+
+def dwarf_elf(version: int) -> bytes:
+    elf = firmware(bits=64 if version == 5 else 32)
+    add_dwarf(elf, [("a.c", "/src", FLASH, 0x200), ("b.c", "/src", FLASH + 0x200, 0x100)], version)
+    return elf.build()
+
+
+def an_archive(folder: Path, style: str) -> bytes:
+    content = {"a.o": with_comdat("a").build(), LONG: an_object(name="b").build()}
+    return write_archive(folder / "seed.a", content, style).read_bytes()
+
+
+FORMATS: dict[str, Make] = {
+    "object with a group": lambda _: with_comdat("a").build(),
+    "debug information 4": lambda _: dwarf_elf(4),
+    "debug information 5": lambda _: dwarf_elf(5),
+    "archive gnu": lambda folder: an_archive(folder, "gnu"),
+    "archive bsd": lambda folder: an_archive(folder, "bsd"),
+    "archive thin": lambda folder: an_archive(folder, "thin"),
+    "intel hex": lambda _: intel_hex({FLASH: bytes(range(64)), FLASH + 0x100: b"x" * 20}).encode(),
+    "srec": lambda _: srec({FLASH: bytes(range(64)), FLASH + 0x100: b"x" * 20}).encode(),
+    "map gnu": lambda _: GNU.encode(),
+    "map lld": lambda _: LLD.encode(),
+}
+VALUES = [0, 1, 0x0A, 0x20, 0x28, 0x2F, 0x30, 0x39, 0x3A, 0x7F, 0x80, 0xFE, 0xFF]
+
+
+def damaged(whole: bytes, seed: int, times: int) -> Iterator[bytes]:
+    """Cut short, changed bytes, a part left out, a part twice."""
+    rng = random.Random(seed)
+    for _ in range(times):
+        kind, at = rng.randrange(4), rng.randrange(len(whole))
+        length = rng.randrange(1, 40)
+        if kind == 0:
+            yield whole[:at]
+        elif kind == 1:
+            mutant = bytearray(whole)
+            for _ in range(rng.randint(1, 6)):
+                mutant[rng.randrange(len(whole))] = rng.choice([*VALUES, rng.randrange(256)])
+            yield bytes(mutant)
+        elif kind == 2:
+            yield whole[:at] + whole[at + length :]
+        else:
+            yield whole[: at + length] + whole[at:]
+
+
+def is_judged(path: Path, data: bytes) -> bool:
+    """True when the bytes get a result, False when they are refused; anything else fails."""
+    path.write_bytes(data)
+    started = time.monotonic()
+    try:
+        json.dumps(as_json(judge(path, board(), groups={"all": ["*a*"]})))
+        return True
+    except SizeError:
+        return False
+    finally:
+        assert time.monotonic() - started < 60
+
+
+def attack(folder: Path, name: str, seed: int, times: int) -> None:
+    whole = FORMATS[name](folder)
+    (folder / "a.o").write_bytes(with_comdat("a").build())
+    (folder / LONG).write_bytes(an_object(name="b").build())
+    assert is_judged(folder / "whole", whole)
+    results = [is_judged(folder / "mutant", data) for data in damaged(whole, seed, times)]
+    checksummed = name in ("intel hex", "srec")  # what is changed there is found
+    assert (0 if not checksummed else -1) < sum(results) < times
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_damaged_files(tmp_path: Path, name: str) -> None:
+    attack(tmp_path, name, 20, 150)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("name", FORMATS)
+def test_many_damaged_files(tmp_path: Path, name: str, seed: int) -> None:
+    attack(tmp_path, name, 1000 + seed, 2500)
+
+
+@pytest.mark.parametrize("name", ["map gnu", "map lld"])
+def test_a_damaged_map_beside_a_good_elf(tmp_path: Path, name: str) -> None:
+    elf = firmware_of_map().write(tmp_path / "f.elf")
+    results = []
+    for data in damaged(FORMATS[name](tmp_path), 7, 150):
+        (tmp_path / "f.map").write_bytes(data)
+        try:
+            json.dumps(as_json(judge(elf, board(), link_map=tmp_path / "f.map")))
+            results.append(True)
+        except SizeError:
+            results.append(False)
+    assert any(results) == (name == "map gnu")  # the other map is of another build
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        GNU.replace("main.o", "m" * 100_000),
+        GNU.replace(" .text.main ", " " + ".text" * 50_000 + " "),
+        GNU.replace("0x08000000", "0x" + "8" * 5000),
+        GNU + "\n".join(" .x 0x0 0x1 0x0 0x1 0x0 0x1 a" * 40 for _ in range(500)),
+        GNU + "\n" + "\n".join([".aaaaaaaaaaaaaaaaaaaaaaa"] * 20_000),
+        LLD + "\n".join("0 " * 4000 for _ in range(200)),
+        GNU.replace("0x200 ", "0xffffffffffffffff "),
+    ],
+    ids=["long path", "long name", "long number", "many numbers", "names alone", "zeros", "huge"],
+)
+def test_hostile_maps_end_in_time(tmp_path: Path, text: str) -> None:
+    is_judged(tmp_path / "f.map", text.encode())
+
+
+def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:
+    for data in (b"", b"\0" * 100, b"S", b":", b"S1", b"!<arch>", b"!<thin>\n", b"\xef\xbb\xbf"):
+        assert not is_judged(tmp_path / "f", data)
