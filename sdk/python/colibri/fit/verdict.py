@@ -22,6 +22,7 @@ from colibri.fit.inputs import read_input
 from colibri.fit.link_map import orphans, read_map, with_map
 from colibri.fit.linker_regions import check_linker_regions
 from colibri.fit.memory_map import MemoryMap, Usage, build_map
+from colibri.fit.placing_checks import beyond_class
 from colibri.fit.regions import BoardLike
 from colibri.fit.symbols import OwnSymbol, attribute
 
@@ -112,6 +113,7 @@ def judge(
     if board is not None:
         regions = [usage.region for usage in placed.usages]
         findings += board_remarks(elf, board)
+        findings += beyond_class(regions)
         findings += check_linker_regions(elf.memory, regions, board.id)
         findings += budget_findings(placed, board)
     findings += region_findings(placed, board.budgets if board is not None else None)
