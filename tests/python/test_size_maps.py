@@ -104,6 +104,7 @@ LLD = """\
 20000010 20000010      200     1 .bss
 20000010 20000010      200     1         main.o:(.bss.buffer)
 20000210 20000210        0     1 __stack_top = ORIGIN(RAM) + LENGTH(RAM)
+20000210 20000210     4000     1 . += 0x4000
        0        0       26     1 .comment
        0        0       26     1         <internal>:(.comment)
 """

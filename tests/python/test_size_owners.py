@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -74,6 +75,30 @@ def test_b43_b53_sources_of_every_version(
 
 def test_debug_information_changes_no_verdict(tmp_path: Path) -> None:
     assert used(judged(tmp_path, with_dwarf(UNITS))) == used(judged(tmp_path, firmware()))
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+def test_ranges_are_relative_to_their_base(tmp_path: Path, bits: int) -> None:
+    """`.debug_ranges` of DWARF 4: offsets from low_pc, then an entry that moves the base."""
+    word = "I" if bits == 32 else "Q"
+    moved = FLASH + 0x300
+    elf = firmware(bits=bits, machine=ew.RISCV)
+    elf.symbols[0] = ("main", FLASH, *elf.symbols[0][2:])
+    elf.symbol("util", moved, 0x80, FUNC, section=1)
+    head, tail = struct.pack("<HIB", 4, 0, bits // 8), struct.pack(f"<{word}I", FLASH, 0)
+    body = b"\x01a.c\0/src\0" + tail
+    elf.section(".debug_info", 0, struct.pack("<I", len(head + body)) + head + body, flags=0)
+    forms = ABBREV.replace(bytes([0x12, 0x06]), bytes([0x55, 0x17]))  # ranges, as an offset
+    elf.section(".debug_abbrev", 0, forms, flags=0)
+    highest = (1 << bits) - 1
+    ranges = struct.pack(f"<8{word}", 0, 0x200, highest, moved, 0, 0x80, 0, 0)
+    elf.section(".debug_ranges", 0, ranges, flags=0)
+    verdict = judged(tmp_path, elf)
+    assert {s.name: s.source for s in verdict.symbols if s.kind == "FUNC"} == {
+        "main": "/src/a.c",
+        "util": "/src/a.c",
+    }
+    assert "debug-info" not in codes(verdict)
 
 
 def test_b53_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:

@@ -238,18 +238,16 @@ class _Reader:
 
     def finished(self) -> Sources:
         """Sorted ranges without overlaps: where two meet, the one that begins later wins."""
-        result, last = self.result, 0
+        result = self.result
         for start, end, file in sorted(self.ranges):
             if result.ends and start < result.ends[-1]:
                 result.ends[-1] = start
-            start = max(start, last)
             if result.files and result.files[-1] == file and result.ends[-1] == start:
                 result.ends[-1] = end
             else:
                 result.starts.append(start)
                 result.ends.append(end)
                 result.files.append(file)
-            last = start
         return result
 
 

@@ -35,9 +35,10 @@ def elf_of_map(found: LinkMap) -> Elf:
             Section(len(sections), part.name, kind, flags, part.address, offset, part.size, 1)
         )
         stored = 0 if nobits else part.size
-        load = part.address if nobits else part.load
         segments.append(
-            Segment(len(segments), "LOAD", offset, part.address, load, stored, part.size, flags)
+            Segment(
+                len(segments), "LOAD", offset, part.address, part.load, stored, part.size, flags
+            )
         )
         offset += stored
     high = max(s.address + s.size for s in listed)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from colibri.fit.elf import MemoryRange
-from colibri.fit.link_map import FILL, LinkMap, MapPart, MapSection, object_and_library
+from colibri.fit.link_map import LinkMap, MapPart, MapSection, object_and_library
 
 _NUMBERS = r"0x([0-9a-f]{1,16}) +0x([0-9a-f]{1,16})"
 _OUTPUT = re.compile(rf"(\S.*?) +{_NUMBERS}(?: load address 0x([0-9a-f]{{1,16}}))?")
@@ -118,7 +118,6 @@ class _Parser:
     def part(self, name: str, address: str, size: str, where: str) -> None:
         if self.section is None:
             return
-        where = "" if name == FILL else where  # the fill pattern stands there
         origin, library = object_and_library(where)
         part = MapPart(name, int(address, 16), int(size, 16), origin, library)
         self.section.parts.append(part)
