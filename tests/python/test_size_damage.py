@@ -9,17 +9,23 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 import time
 from collections.abc import Callable, Iterator
+from io import BytesIO
 from pathlib import Path
 
 import pytest
+from elftools.common.exceptions import ELFError
+from elftools.dwarf.structs import DWARFStructs
 
 from archive import write_archive
 from colibri.errors import SizeError
 from colibri.fit import judge
+from colibri.fit.debug_info import check_line_header
 from colibri.fit.format import as_json
 from dwarf_writer import add_dwarf
+from elf_writer import ElfWriter
 from size_support import FLASH, board, firmware
 from test_size_images import intel_hex, srec
 from test_size_maps import GNU, LLD, firmware_of_map
@@ -130,13 +136,88 @@ def test_a_damaged_map_beside_a_good_elf(tmp_path: Path, name: str) -> None:
         GNU.replace("0x08000000", "0x" + "8" * 5000),
         GNU + "\n".join(" .x 0x0 0x1 0x0 0x1 0x0 0x1 a" * 40 for _ in range(500)),
         GNU + "\n" + "\n".join([".aaaaaaaaaaaaaaaaaaaaaaa"] * 20_000),
+        GNU + "\n".join("a" + " " * 8000 + "b" for _ in range(500)),
         LLD + "\n".join("0 " * 4000 for _ in range(200)),
+        LLD + "\n".join("0 0 1 1         " + "x:(" * 2500 for _ in range(200)),
         GNU.replace("0x200 ", "0xffffffffffffffff "),
     ],
-    ids=["long path", "long name", "long number", "many numbers", "names alone", "zeros", "huge"],
+    ids=[
+        "long path",
+        "long name",
+        "long number",
+        "many numbers",
+        "names alone",
+        "blanks",
+        "zeros",
+        "marks",
+        "huge",
+    ],
 )
 def test_hostile_maps_end_in_time(tmp_path: Path, text: str) -> None:
     is_judged(tmp_path / "f.map", text.encode())
+
+
+def test_thin_archive_that_names_one_file_many_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = an_object().build()
+    (tmp_path / "a.o").write_bytes(data)
+    path = write_archive(tmp_path / "lib.a", {"a.o": data}, "thin")
+    whole = path.read_bytes()
+    path.write_bytes(whole + 9 * whole[-60:])
+    assert judge(path).map.totals["text"] == 80
+    monkeypatch.setattr("colibri.fit.archive.MAX_THIN_BYTES", 9 * len(data))
+    with pytest.raises(SizeError, match="brings the members to more than"):
+        judge(path)
+
+
+def hostile_units(form: int, body: bytes, strings: bytes) -> ElfWriter:
+    """2,000 units whose one attribute makes each of them read as much as there is."""
+    elf = firmware()
+    head = struct.pack("<HIB", 4, 0, 4) + b"\x01" + body
+    unit = struct.pack("<I", len(head)) + head
+    elf.section(".debug_info", 0, unit * 2000 + b"\x01" * 200_000, flags=0)
+    elf.section(".debug_abbrev", 0, bytes([1, 0x11, 0, 3, form, 0, 0, 0]), flags=0)
+    elf.section(".debug_str", 0, strings, flags=0)
+    return elf
+
+
+@pytest.mark.parametrize(
+    ("form", "body", "strings"),
+    [
+        (0x0E, b"\0\0\0\0", b"x" * 1_000_000),
+        (0x08, b"x", b"x"),
+        (0x04, b"\xff\xff\x02\0", b"x"),
+    ],
+    ids=["string without an end", "string in the unit", "block"],
+)
+def test_units_that_read_everything_again(
+    tmp_path: Path, form: int, body: bytes, strings: bytes
+) -> None:
+    """The work is bounded by the sizes of the sections; the verdict is the same."""
+    elf = hostile_units(form, body, strings)
+    verdict = judge(elf.write(tmp_path / "f.elf"), board())
+    assert verdict.verdict == "fits"
+    assert "debug-info" in [f.code for f in verdict.findings]
+
+
+def test_a_line_table_of_empty_entries(tmp_path: Path) -> None:
+    """2^40 files of no bytes, after link-time optimisation."""
+    elf = firmware()
+    name = b"<artificial>\0"
+    head = struct.pack("<HBBI", 5, 1, 4, 0) + b"\x01" + name + bytes(4)
+    elf.section(".debug_info", 0, struct.pack("<I", len(head)) + head, flags=0)
+    abbrev = bytes([1, 0x11, 0, 0x03, 0x08, 0x10, 0x17, 0, 0, 0])  # name, line table
+    elf.section(".debug_abbrev", 0, abbrev, flags=0)
+    many = b"\x80\x80\x80\x80\x80\x80\x01"
+    table = struct.pack("<HBBI", 5, 4, 0, 40) + bytes([1, 1, 1, 0, 1, 1]) + b"\0\0" + b"\0" + many
+    elf.section(".debug_line", 0, struct.pack("<I", len(table)) + table, flags=0)
+    verdict = judge(elf.write(tmp_path / "f.elf"), board())
+    assert "1 units cannot be parsed" in " ".join(f.what for f in verdict.findings)
+    reader = DWARFStructs(little_endian=True, dwarf_format=32, address_size=4)
+    line = BytesIO(struct.pack("<I", len(table)) + table)
+    with pytest.raises(ELFError, match=r"has 4398046511104 files of 0 bytes"):
+        check_line_header(line, 0, reader)
 
 
 def test_a_file_of_another_kind_is_told(tmp_path: Path) -> None:

@@ -18,6 +18,8 @@ from colibri.errors import SizeError
 MAGIC, THIN_MAGIC = b"!<arch>\n", b"!<thin>\n"
 _HEADER = 60
 _END = b"`\n"
+#: What a thin archive may bring in: it can name one large file many times.
+MAX_THIN_BYTES = 1 << 30
 #: Symbol indices of GNU, BSD and Microsoft: no members.
 _INDICES = ("/", "/SYM64/", "__.SYMDEF", "__.SYMDEF SORTED", "__.SYMDEF_64", "__.SYMDEF_64 SORTED")
 _NAMES = "//"
@@ -52,6 +54,7 @@ class _Archive:
         self.size = path.stat().st_size
         self.thin = stream.read(len(MAGIC)) == THIN_MAGIC
         self.long_names = b""
+        self.thin_bytes = 0
 
     def bad(self, at: int, what: str) -> SizeError:
         return SizeError(
@@ -120,6 +123,9 @@ class _Archive:
         file = self.path.parent / name
         if not file.is_file():
             raise self.bad(at, f"names {name}, and {file} is not a regular file")
+        self.thin_bytes += size
+        if self.thin_bytes > MAX_THIN_BYTES:
+            raise self.bad(at, f"brings the members to more than {MAX_THIN_BYTES:,} B")
         with file.open("rb") as stream:
             stream.seek(origin + _HEADER if origin else 0)
             data = stream.read(size + 1)

@@ -12,10 +12,11 @@ import posixpath
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from io import BytesIO
+from io import SEEK_CUR, BytesIO
 from pathlib import Path
 from typing import Any
 
+from elftools.common.exceptions import ELFError
 from elftools.common.utils import struct_parse
 from elftools.dwarf.abbrevtable import AbbrevDecl, AbbrevTable
 from elftools.dwarf.descriptions import describe_form_class
@@ -108,9 +109,28 @@ def _open(elf: Elf, sections: dict[str, Section]) -> Any:
                 found[key] = None
                 continue
             stream.seek(section.offset)
-            data = BytesIO(stream.read(section.size))
+            data = _Metered(stream.read(section.size))
             found[key] = DebugSectionDescriptor(data, name, section.offset, section.size, 0)
     return _Dwarf(DwarfConfig(elf.endian == "little", "", elf.bits // 8), **found)
+
+
+class _Metered(BytesIO):
+    """A section that may be read a few times over, not once for each of a million entries.
+
+    Strings without an end, blocks as long as the file and lists that many units share would
+    otherwise make the work of a small hostile file endless.
+    """
+
+    def __init__(self, data: bytes) -> None:
+        super().__init__(data)
+        self.left = 8 * len(data) + (1 << 20)
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        data = super().read(size)
+        self.left -= len(data) + 1
+        if self.left < 0:
+            raise ELFError("a section is read over and over")
+        return data
 
 
 class _Abbreviations(AbbrevTable):
@@ -221,6 +241,8 @@ class _Reader:
                 self.damaged += 1
 
     def line_table(self, unit: Any) -> None:
+        offset = unit.get_top_DIE().attributes["DW_AT_stmt_list"].value
+        check_line_header(self.dwarf.debug_line_sec.stream, offset, unit.structs)
         program = self.dwarf.line_program_for_CU(unit)
         if program is None:
             return
@@ -249,6 +271,27 @@ class _Reader:
                 result.ends.append(end)
                 result.files.append(file)
         return result
+
+
+def check_line_header(stream: Any, offset: int, structs: Any) -> None:
+    """Refuse tables of version 5 whose entries are empty: any number of them fits in no bytes."""
+    stream.seek(offset)
+    struct_parse(structs.Dwarf_initial_length(""), stream)
+    wide = structs.dwarf_format // 8
+    if struct_parse(structs.the_Dwarf_uint16, stream) < 5:
+        return
+    stream.seek(2 + wide + 5, SEEK_CUR)  # sizes of addresses, header length, five small fields
+    stream.seek(struct_parse(structs.the_Dwarf_uint8, stream) - 1, SEEK_CUR)
+    sizes = {0x1F: wide, 0x0E: wide, 0x0B: 1, 0x05: 2, 0x06: 4, 0x07: 8, 0x1E: 16}
+    for _ in range(2):
+        size = 0
+        for _ in range(struct_parse(structs.the_Dwarf_uint8, stream)):
+            struct_parse(structs.the_Dwarf_uleb128, stream)
+            size += sizes.get(struct_parse(structs.the_Dwarf_uleb128, stream), 1)
+        count = struct_parse(structs.the_Dwarf_uleb128, stream)
+        if count * max(1, size) > MAX_LINE_BYTES or (count and not size):
+            raise ELFError(f"a line table says that it has {count} files of {size} bytes")
+        stream.seek(count * size, SEEK_CUR)
 
 
 def _files(program: Any, folder: str) -> dict[int, str]:

@@ -28,7 +28,7 @@ _GNU_EARLIER = (
     "As-needed library included",
 )
 _LLD_MARK = re.compile(r"\s*VMA\s+LMA\s+Size\s+Align\s+Out\s+In\s+Symbol")
-_LIMIT = 512 << 20
+_LIMIT = 128 << 20
 #: Objects that a linker makes out of all others when it optimises at link time.
 _LTO_OBJECT = re.compile(
     r"\.ltrans\d*\.(ltrans\.)?o$|\.lto\.o$|lto\.tmp$|ld-temp\.o$|\.lto\.\d+\.o$"

@@ -15,14 +15,14 @@ from pathlib import Path
 from colibri.fit.elf import MemoryRange
 from colibri.fit.link_map import LinkMap, MapPart, MapSection, object_and_library
 
-_NUMBERS = r"0x([0-9a-f]{1,16}) +0x([0-9a-f]{1,16})"
-_OUTPUT = re.compile(rf"(\S.*?) +{_NUMBERS}(?: load address 0x([0-9a-f]{{1,16}}))?")
-_INPUT = re.compile(rf" (\S.*?) +{_NUMBERS}(?: (.*))?")
+_NUMBERS = r"0x([0-9a-f]{1,16}) {1,99}0x([0-9a-f]{1,16})"
+_OUTPUT = re.compile(rf"(\S.*?) {{1,99}}{_NUMBERS}(?: load address 0x([0-9a-f]{{1,16}}))?")
+_INPUT = re.compile(rf" (\S.*?) {{1,99}}{_NUMBERS}(?: (.*))?")
 _NUMBERS_ALONE = re.compile(rf" +{_NUMBERS}(?:$| )")
 _DATA = re.compile(rf" {{10,}}{_NUMBERS} (?:BYTE|SHORT|LONG|QUAD|SQUAD|ASCIZ)\b.*")
 _SYMBOL = re.compile(r" {10,}0x([0-9a-f]{1,16}) {8,}(\S.*)")
 _ASSIGNED = re.compile(r"(?:(?:PROVIDE|HIDDEN|PROVIDE_HIDDEN) ?\()?([A-Za-z_.$][\w.$]*) = .*")
-_MEMORY = re.compile(r"(\S.*?) +0x([0-9a-f]{1,16}) +0x([0-9a-f]{1,16})(?: +(\S+))?")
+_MEMORY = re.compile(rf"(\S.*?) {{1,99}}{_NUMBERS}(?: +(\S+))?")
 _NAME_ALONE = re.compile(r" ?[^\s(][^(]*")
 _HEADINGS = {
     "Discarded input sections": "discarded",

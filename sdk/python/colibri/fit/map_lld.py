@@ -13,7 +13,6 @@ from pathlib import Path
 from colibri.fit.link_map import FILL, LinkMap, MapPart, MapSection, object_and_library
 
 _LINE = re.compile(r" *([0-9a-f]+) +([0-9a-f]+) +([0-9a-f]+) +(\d+) (.*)")
-_INPUT = re.compile(r"(.+):\((.+?)\)")
 _ASSIGNMENT = re.compile(r"\S+ (=|\+=|-=) .*|(PROVIDE|HIDDEN|PROVIDE_HIDDEN|ASSERT) ?\(.*")
 _LIMIT = 8192
 
@@ -43,9 +42,9 @@ def parse_lld(path: Path, text: str) -> LinkMap:
 
 
 def _part(what: str, address: int, size: int) -> MapPart:
-    found = _INPUT.fullmatch(what)
-    if found is None:  # `. = ALIGN(16)`, `LONG(1)`
+    file, mark, name = what.removesuffix(")").rpartition(":(")
+    if not mark or not what.endswith(")"):  # `. = ALIGN(16)`, `LONG(1)`
         name = FILL if what.startswith(".") else "(data of the linker script)"
         return MapPart(name, address, size, "", "")
-    origin, library = object_and_library(found[1])
-    return MapPart(found[2], address, size, "" if origin == "<internal>" else origin, library)
+    origin, library = object_and_library(file)
+    return MapPart(name, address, size, "" if origin == "<internal>" else origin, library)
