@@ -20,21 +20,26 @@ from process_memory import status_bytes
 
 
 class Llama:
-    """A model and a context with the defaults of llama.cpp but for what the comparison fixes."""
+    """A model and a context with the defaults of llama.cpp but for what the comparison fixes.
 
-    def __init__(self, job: dict[str, Any], context: int) -> None:
+    mapped: weights stay in the mapped file and steps are short, so that memory can be short too.
+    """
+
+    def __init__(self, job: dict[str, Any], context: int, mapped: bool = False) -> None:
         self._log = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(self._log, ctypes.c_void_p())
         llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(
-            job["model"].encode(), llama_cpp.llama_model_default_params()
-        )
+        how = llama_cpp.llama_model_default_params()
+        if mapped:
+            how.load_mode = llama_cpp.LLAMA_LOAD_MODE_MMAP
+            how.use_extra_bufts = False  # else weights are copied into an order of its own
+        self.model = llama_cpp.llama_model_load_from_file(job["model"].encode(), how)
         if not self.model:
             raise SystemExit(f"llama.cpp cannot load {job['model']}")
         wanted = llama_cpp.llama_context_default_params()
         wanted.n_ctx = context
-        wanted.n_batch = max(512, context)
-        wanted.n_ubatch = 512
+        wanted.n_batch = 16 if mapped else max(512, context)
+        wanted.n_ubatch = 16 if mapped else 512
         wanted.n_threads = wanted.n_threads_batch = job["threads"]
         self.context = llama_cpp.llama_init_from_model(self.model, wanted)
         if not self.context:

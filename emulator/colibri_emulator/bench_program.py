@@ -210,6 +210,7 @@ def _linker_script(name: str, memory: Memory) -> str:
         logits="DATA",
         logits_base=f"{data_end:#x}",
         logits_bytes=0,
+        tables="",
     )
 
 

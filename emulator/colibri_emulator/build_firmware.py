@@ -15,15 +15,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from colibri._data import data_path
-from colibri.board_memory import refuse_companions
+from colibri.board_memory import Weights, reads_storage, refuse_companions, streamed_weights
 from colibri.boards import Board
-from colibri.errors import BuildError
+from colibri.errors import BuildError, DoesNotFitError
 from colibri.image import Image
 from colibri_emulator.image_needs import ImageNeeds, image_needs
 from colibri_emulator.kernel_tables import REF, KernelTable, pick_table
@@ -43,6 +43,7 @@ SCHEMA = 1
 _RECORD = "build.json"
 _NAMES = ("status_names.c", "plan_names.c")  # text for people, which firmware does not print
 ALL_KV = ("f32", "f16", "q8")
+WeightsChoice = Literal["auto", "mapped", "streamed"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,7 @@ class Firmware:
     library: Path
     layout: Layout | None
     bytes: dict[str, int]
+    weights: Weights = "mapped"
 
     def to_json(self) -> dict[str, Any]:
         """The record of the build, and what ``colibri build --json`` prints."""
@@ -90,6 +92,7 @@ def load_firmware(folder: str | Path) -> Firmware:
             library=folder / record["library"],
             layout=Layout(**layout) if layout is not None else None,
             bytes=record["bytes"],
+            weights=record["weights"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
@@ -108,6 +111,7 @@ def build_firmware(
     kernels: str = "auto",
     optimise: str | None = None,
     copy_model: bool = True,
+    weights: WeightsChoice = "auto",
 ) -> Firmware:
     """Builds everything for one board and one image into a folder.
 
@@ -131,6 +135,10 @@ def build_firmware(
         One level for everything.  Default: kernels -O2, the rest -Os.
     copy_model : bool
         False refers to the image where it is.
+    weights : {"auto", "mapped", "streamed"}
+        Mapped: used in place. Streamed: the firmware can read experts when they are needed, from
+        mapped flash that holds the image, or else from a storage of the board. Auto streams where
+        the image does not fit the board's memory for it.
 
     Returns
     -------
@@ -141,21 +149,29 @@ def build_firmware(
     if unknown:
         raise BuildError(f"no KV type '{unknown[0]}'", field="--kv", hint="one of f32, f16, q8")
     opened = Image(image)
-    refuse_companions(opened, "firmware takes one")
-    needs = image_needs(opened, kv)
+    placed = _weights(board, opened, weights)
+    if placed == "mapped":
+        refuse_companions(opened, "firmware takes one")
+    needs = image_needs(opened, kv, streaming=placed != "mapped")
     target = target or board.firmware.target
     compiler = find_toolchain(target, toolchain)
     with _new_folder(output) as folder:
         bare = board.os == "none"
-        layout = board_layout(board, needs.bytes, needs.vocabulary) if bare else None
+        tables = opened.meta_bytes if placed == "streamed" else 0
+        layout = None
+        if bare:
+            device = reads_storage(opened, placed)
+            layout = board_layout(board, needs.bytes, needs.vocabulary, tables, device=device)
         table = pick_table(target, board.cores[0], kernels, compiler=compiler.name)
-        build = _Build(board, needs, compiler, folder, table, optimise)
+        build = _Build(board, needs, compiler, folder, table, optimise, placed)
         if layout is not None:
             build.bare_metal(layout)
         else:
             build.hosted()
         if copy_model:
             shutil.copyfile(image, folder / "model.colibri")
+            for companion in opened.paths[1:]:
+                shutil.copyfile(companion, folder / companion.name)
         made = Firmware(
             board=board.id,
             target=target,
@@ -167,9 +183,22 @@ def build_firmware(
             library=Path("libcolibri.a"),
             layout=layout,
             bytes=_count(folder, needs),
+            weights=placed,
         )
         (folder / _RECORD).write_text(json.dumps(made.to_json(), indent=2) + "\n", "utf-8")
     return load_firmware(output)
+
+
+def _weights(board: Board, image: Image, asked: WeightsChoice) -> Weights:
+    """Where the weights are; streamed ones where the board's flash or storage is."""
+    if asked == "auto" and board.os == "none":
+        try:
+            board_layout(board, image.bytes, image.vocabulary)
+        except DoesNotFitError as error:
+            if not any(not storage.xip for storage in board.storage):
+                raise error from None
+            return "streamed"
+    return streamed_weights(board, image) if asked == "streamed" else "mapped"
 
 
 @dataclass(frozen=True)
@@ -180,6 +209,7 @@ class _Build:
     folder: Path
     table: KernelTable
     optimise: str | None
+    weights: Weights
 
     def bare_metal(self, layout: Layout) -> None:
         """ELF, map and library for the board's memory map."""
@@ -190,12 +220,18 @@ class _Build:
         script = self.folder / "board.ld"
         script.write_text(linker_script(self.board, layout), "utf-8")
         generated = self.folder / "board.c"
-        generated.write_text(board_source(self.board, layout, self.needs.vocabulary), "utf-8")
+        text = board_source(self.board, layout, self.needs, self.weights)
+        generated.write_text(text, "utf-8")
         start = [Source(firmware / name, _start_flags(name)) for name in self.compiler.target.start]
         own = [Source(firmware / name) for name in ("start_common.c", "mem.c")]
         runner = Source(firmware / "runner.c", self._choice())
         sources = [*start, *own, runner, Source(generated), Source(smp / "smp_pool.c")]
-        objects = [*self._compile(sources, [firmware, smp]), *self._runtime()]
+        includes = [firmware, smp]
+        if self.weights != "mapped":
+            device = data_path("sdk", "c", "ports", "block_device")
+            sources.append(Source(device / "block_device.c"))
+            includes.append(device)
+        objects = [*self._compile(sources, includes), *self._runtime()]
         self.compiler.link(
             objects, script, self.folder / "firmware.elf", self.folder / "firmware.map"
         )
@@ -234,7 +270,8 @@ class _Build:
             yield from ((path, flags) for path in sorted(found))
 
     def _choice(self) -> tuple[str, ...]:
-        return (f"-DCOLIBRI_BOARD_KERNELS={self.table.symbol}",)
+        streams = ("-DCOLIBRI_RUNNER_STREAMS=1",) if self.weights != "mapped" else ()
+        return (f"-DCOLIBRI_BOARD_KERNELS={self.table.symbol}", *streams)
 
     def _compile(self, sources: Sequence[Source], includes: Sequence[Path]) -> list[Path]:
         if self.optimise is not None:

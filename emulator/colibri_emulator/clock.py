@@ -13,7 +13,7 @@ the spreads come from.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,22 +22,30 @@ import numpy.typing as npt
 
 from colibri.boards import Accelerator, Board, Core, Region
 from colibri.image_format import Order
-from colibri_emulator.compute_rate import ComputeRate, compute_rate
+from colibri_emulator.compute_rate import ComputeRate, checksum_cycles, compute_rate
 from colibri_emulator.device_time import (
     BACKEND_COPY,
     BACKEND_START,
     DeviceSpeed,
     device_time,
 )
-from colibri_emulator.report import DevicePrediction, Input, Prediction, Range
-from colibri_emulator.storage import STREAM_BLOCK, Medium
+from colibri_emulator.faults import NO_FAULTS, Faults
+from colibri_emulator.report import (
+    DevicePrediction,
+    Input,
+    Prediction,
+    Range,
+    StoragePrediction,
+)
+from colibri_emulator.storage import PIECE, STREAM_BLOCK, Medium
+from colibri_emulator.storage_time import READ, READ_WAIT, ReadTime, StorageTime
 
 Seconds = npt.NDArray[np.float64]
 Events = npt.NDArray[Any]  # structured: kind, layer, index, count, bytes, work (platform.h)
 Scenario = Literal["slow", "mid", "fast"]
 SCENARIOS: tuple[Scenario, ...] = ("slow", "mid", "fast")
 
-STEP, LAYER, MATMUL, ATTEND, EXPERT, ROUTE, VECTOR, READ = range(1, 9)
+STEP, LAYER, MATMUL, ATTEND, EXPERT, ROUTE, VECTOR = range(1, 8)
 _SHARED_ROLES = range(50, 54)  # COLIBRI_ROLE_SHARED_GATE .. _ROUTER
 
 # Real speed over the stated one: slow, mid, fast.
@@ -57,11 +65,17 @@ _CYCLES_SHARED = 4000
 
 @dataclass(frozen=True)
 class Placement:
-    """Names of the regions that the three kinds of traffic go to."""
+    """Names of the regions that traffic goes to; experts lie with the weights or in slots."""
 
     weights: str
     kv: str
     work: str
+    slots: str | None = None
+
+    @property
+    def experts(self) -> str:
+        """Where experts are when they are computed."""
+        return self.slots or self.weights
 
 
 @dataclass(frozen=True)
@@ -81,6 +95,7 @@ class Charge:
     traffic: dict[str, int] = field(default_factory=dict)
     device: float = 0.0  # mid seconds that an accelerator worked ...
     waited: float = 0.0  # ... and that the CPU waited for it
+    reads: dict[Scenario, ReadTime] = field(default_factory=dict)  # of streamed experts
 
     def add(self, other: Charge) -> None:
         """Puts another charge on top."""
@@ -92,6 +107,8 @@ class Charge:
             self.traffic[kind] = self.traffic.get(kind, 0) + size
         self.device += other.device
         self.waited += other.waited
+        for name, reads in other.reads.items():
+            self.reads[name] = self.reads.get(name, ReadTime()) + reads
 
     def per_second(self, count: int) -> Range:
         """`count` things in this time, as a rate."""
@@ -127,6 +144,10 @@ class Clock:
         What calls of bound experts are charged to.
     order : Order
         Of the image's weights.
+    copies : bool
+        Experts are copied by the CPU, from where the weights lie.
+    faults : Faults
+        Reads that go wrong, and what that costs.
     """
 
     def __init__(
@@ -138,6 +159,8 @@ class Clock:
         medium: Medium | None,
         accelerator: Accelerator | None = None,
         order: Order = Order.ROWS,
+        copies: bool = False,
+        faults: Faults = NO_FAULTS,
     ) -> None:
         self.inputs: list[Input] = []
         self._placement, self._medium = placement, medium
@@ -146,12 +169,19 @@ class Clock:
         self._macs = self._compute_rate(compute_rate(board, order))
         self._dispatch = self._dispatch_seconds()
         self._speeds: dict[str, dict[Scenario, _Speed]] = {}
-        for name in dict.fromkeys((placement.weights, placement.kv, placement.work)):
+        places = (placement.weights, placement.kv, placement.work, placement.experts)
+        for name in dict.fromkeys(places):
             self._speeds[name] = self._region_speed(board.region(name))
         if medium is not None:
             self._add_medium(medium)
+        if placement.slots is not None:
+            text = "colibri_crc32: instructions counted in emulation"
+            each = checksum_cycles(self._core)
+            self._note("checksum of what is read", each, "cycles/byte", "assumed", text)
         self._device = self._add_accelerator(accelerator) if accelerator is not None else {}
         self._device_name = accelerator.name if accelerator is not None else ""
+        self._copies = copies
+        self._storage = {name: self._storage_time(name, faults) for name in SCENARIOS}
 
     def charge(self, events: Events) -> Charge:
         """Time and traffic of a piece of the trace."""
@@ -160,8 +190,8 @@ class Clock:
             chosen = events[events["kind"] == kind]
             if chosen.size:
                 charge.add(self._charge_kind(chosen, region, what))
-        for size in events["bytes"][events["kind"] == READ]:
-            charge.add(self.charge_read(int(size)))
+        if np.isin(events["kind"], (READ, READ_WAIT)).any():
+            charge.add(self._charge_storage(events))
         if self._device:
             charge.add(self._charge_device(events))
         return charge
@@ -181,16 +211,14 @@ class Clock:
         """Time to read `size` bytes from the storage; none when no storage is known."""
         if self._medium is None or not size:
             return Charge()
-        spread = SPREAD[self._medium.cls]
-        seconds = self._medium.seconds(size, block)
-        times = {name: seconds / spread[i] for i, name in enumerate(SCENARIOS)}
+        times = {name: self._read_seconds(name, size, block) for name in SCENARIOS}
         return Charge(seconds=times, terms={f"reading {self._medium.name}": times["mid"]})
 
     def _kinds(self) -> tuple[tuple[int, str, str], ...]:
         """What the CPU does: kind of event, the region that it goes to, and what lies there."""
         return (
             (MATMUL, self._placement.weights, "weights"),
-            (EXPERT, self._placement.weights, "weights"),
+            (EXPERT, self._placement.experts, "weights"),
             (ATTEND, self._placement.kv, "KV cache"),
             (VECTOR, self._placement.work, "activations"),
         )
@@ -201,6 +229,61 @@ class Clock:
         speed = self._speeds[region][name]
         return size * speed.second_per_byte + speed.first_access, work / self._macs[name]
 
+    def _cpu_seconds(self, events: Events, name: Scenario) -> Seconds:
+        """What each event costs the CPU."""
+        cpu = np.zeros(len(events))
+        for kind, region, _ in self._kinds():
+            which = events["kind"] == kind
+            cpu[which] = np.maximum(*self._costs(events[which], region, name))
+            cpu[which] += self._dispatch[name]
+        return cpu
+
+    def _charge_storage(self, events: Events) -> Charge:
+        """What reads cost the CPU: waiting or copying, and checksums."""
+        charge = Charge()
+        for name in SCENARIOS:
+            found = self._storage[name].advance(events, self._cpu_seconds(events, name))
+            charge.reads[name] = found
+            charge.seconds[name] = found.loading + found.waited + found.copying + found.checking
+        reads, source = charge.reads["mid"], self.source
+        charge.terms = {
+            f"reading {source}": reads.loading,
+            f"waiting for {source}": reads.waited,
+            f"copying experts from {source}": reads.copying,
+            "checksums of what was read": reads.checking,
+        }
+        return charge
+
+    @property
+    def source(self) -> str:
+        """What streamed experts come from."""
+        if self._copies or self._medium is None:
+            return self._placement.weights
+        return self._medium.name
+
+    def _storage_time(self, name: Scenario, faults: Faults) -> StorageTime:
+        """Reads by the medium, or copies by the CPU, which load from one place and store to one."""
+        places = (self._placement.weights, self._placement.experts)
+        copy = sum(self._speeds[region][name].second_per_byte for region in places)
+
+        def read(size: int, block: int) -> float:
+            return size * copy if self._copies else self._read_seconds(name, size, block)
+
+        factor = dict(zip(SCENARIOS, SPREAD["assumed"], strict=True))[name]
+        return StorageTime(
+            lambda size: read(size, min(size, PIECE)),
+            lambda size: read(size, STREAM_BLOCK),
+            check=checksum_cycles(self._core) / self._core.freq_hz / factor,
+            copies=self._copies,
+            faults=faults,
+        )
+
+    def _read_seconds(self, name: Scenario, size: int, block: int) -> float:
+        """Of a read of the storage; none when no storage is known."""
+        if self._medium is None:
+            return 0.0
+        return self._medium.seconds(size, block) / SPREAD[self._medium.cls][SCENARIOS.index(name)]
+
     def _charge_device(self, events: Events) -> Charge:
         """What bound experts cost the CPU: beginning their calls, and waiting for them."""
         calls = events["kind"] == BACKEND_START
@@ -208,11 +291,8 @@ class Clock:
         if not calls.any():
             return charge
         for name in SCENARIOS:
-            cpu = np.where(calls, self._dispatch[name], 0.0)
-            for kind, region, _ in self._kinds():
-                which = events["kind"] == kind
-                cpu[which] = np.maximum(*self._costs(events[which], region, name))
-                cpu[which] += self._dispatch[name]
+            cpu = self._cpu_seconds(events, name)
+            cpu[calls] = self._dispatch[name]
             found = device_time(events, cpu, self._device[name])
             begun = self._dispatch[name] * int(calls.sum())
             charge.seconds[name] = found.waited + begun
@@ -349,7 +429,31 @@ def predict(
         bytes_per_token={kind: round(size / count) for kind, size in traffic.items()},
         inputs=clock.inputs,
         device=_device_prediction(decode if steps else prefill),
+        storage=_storage_prediction(clock, decode if steps else prefill, count),
     )
+
+
+def _storage_prediction(clock: Clock, charge: Charge, count: int) -> StoragePrediction | None:
+    if not charge.reads:
+        return None
+
+    def range_of(part: Callable[[Scenario], float]) -> Range:
+        low, mid, high = sorted(part(name) / count for name in SCENARIOS)
+        return Range(low=low, mid=mid, high=high)
+
+    reads = charge.reads["mid"]
+    moving = reads.working + reads.copying
+    return StoragePrediction(
+        name=clock.source,
+        compute_s=range_of(lambda name: charge.seconds[name] - _waiting(charge.reads[name])),
+        waiting_s=range_of(lambda name: _waiting(charge.reads[name])),
+        hidden_share=round(1 - _waiting(reads) / moving, 4) if moving else 0.0,
+    )
+
+
+def _waiting(reads: ReadTime) -> float:
+    """Seconds that the CPU has for nothing but the bytes of experts."""
+    return reads.waited + reads.copying
 
 
 def _device_prediction(charge: Charge) -> DevicePrediction | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from colibri.boards import Board
+from colibri.boards import Board, Core
 from colibri.image_format import Order
 from colibri_emulator.kernel_tables import tables_for
 
@@ -44,6 +44,9 @@ _WITHOUT_FPU = 33.0  # armv6-m, rv32imac and the like: floats in software, not c
 _OUT_OF_ORDER = {"armv8.2-a": 3.0, "armv9-a": 3.0, "x86-64": 3.0}
 # M55: 128 bits in two beats. RVV: four registers at once, 128 bits a cycle.
 _CYCLES = {"mve": 2.0, "rvv": 4.0}
+# Instructions a byte of colibri_crc32, counted in runs that stream against runs that do not.
+_CHECKSUM, _CHECKSUM_RISCV = 12.1, 17.1
+_CHECKSUM_CRC = 0.69  # with AArch64's instructions for it
 
 
 @dataclass(frozen=True)
@@ -68,3 +71,11 @@ def compute_rate(board: Board, order: Order) -> ComputeRate:
         f"{kernels} kernels on {core.isa}, weights in {order.name.lower()}: "
         "instructions counted in emulation",
     )
+
+
+def checksum_cycles(core: Core) -> float:
+    """Cycles a byte for the checksum of what was read."""
+    counted = _CHECKSUM_RISCV if core.isa.startswith("rv") else _CHECKSUM
+    if core.isa.startswith(("armv8-a", "armv8.2-a", "armv9")) and "crc" in core.features:
+        counted = _CHECKSUM_CRC
+    return counted / _OUT_OF_ORDER.get(core.isa, 1.0)

@@ -3,22 +3,33 @@
 
 from __future__ import annotations
 
+from colibri.board_memory import reads_storage
 from colibri.boards import Board
 from colibri.errors import EmulateError
 from colibri.generate import Request, StopReason
 from colibri.image import Image
 from colibri.planner import Plan
-from colibri.status import error_from
+from colibri.status import READ_ERRORS, error_from
 from colibri_emulator import mailbox
+from colibri_emulator.faults import NO_FAULTS, Faults
 from colibri_emulator.machine import EngineName, Result, run_on_cpu
 from colibri_emulator.report import Counts, EmulationReport, RegionUse
-from colibri_emulator.twin import arena_used, unfit_report
+from colibri_emulator.twin import arena_used, slots_of, streaming_notes, unfit_report
 
 
 def run_cpu(
-    image: Image, board: Board, request: Request, plan: Plan, *, prefer: EngineName | None = None
+    image: Image,
+    board: Board,
+    request: Request,
+    plan: Plan,
+    *,
+    prefer: EngineName | None = None,
+    faults: Faults = NO_FAULTS,
 ) -> EmulationReport:
     """Builds the firmware and runs a request on an emulated CPU.
+
+    `faults` are those of the block device, which streamed experts come from where the board's flash
+    does not hold the image.
 
     Raises
     ------
@@ -31,31 +42,42 @@ def run_cpu(
         return unfit_report(image, plan, "cpu")
     if image.path is None:
         raise EmulateError("an image in memory cannot be put into firmware", hint="give a file")
+    if faults and (board.os == "linux" or not reads_storage(image, plan.weights)):
+        raise EmulateError("this firmware reads nothing from a block device, which could go wrong",
+                           field="--faults", hint="--machine native")  # fmt: skip
     asked = mailbox_request(image, request, plan)
-    _, result = run_on_cpu(board, image.path, asked, prefer=prefer)
+    _, result = run_on_cpu(board, image.path, asked, prefer=prefer, faults=faults)
     return cpu_report(image, board, request, plan, result)
 
 
 def cpu_report(
     image: Image, board: Board, request: Request, plan: Plan, result: Result
 ) -> EmulationReport:
-    """What a firmware run found; an error of the runtime is raised, a fault is reported."""
+    """What a firmware run found: faults and lost reads are reported, other errors raised."""
+    failure = str(result.fault) if result.fault else None
     if result.status and not result.fault:
-        raise error_from(f"{result.engine}, {result.stage}", result.status, *result.error)
+        error = error_from(f"{result.engine}, {result.stage}", result.status, *result.error)
+        if result.stage != "infer" or result.status not in READ_ERRORS:
+            raise error
+        failure = str(error)
     tokens = list(result.tokens)
     return EmulationReport(
         image=image.name,
         board=board.id,
         machine="cpu",
         engine=result.engine,
-        notes=[*result.notes, "time is predicted by the twin: --machine native"],
+        notes=[
+            *result.notes,
+            *streaming_notes(plan),
+            "time is predicted by the twin: --machine native",
+        ],
         fits=True,
-        fault=str(result.fault) if result.fault else _plan_fault(plan, result),
+        fault=failure or _plan_fault(plan, result),
         tokens=tokens,
         prompt_tokens=len(request.prompt),
         text=image.tokenizer.decode(tokens) if image.has_tokenizer else None,
-        stop_reason=_stop_reason(request, image, tokens),
-        logits_crc32=result.logits_crc32 if tokens or not result.fault else None,
+        stop_reason=None if failure else _stop_reason(request, image, tokens),
+        logits_crc32=result.logits_crc32 if tokens or not failure else None,
         total_bytes=result.total_bytes,
         max_context=plan.max_context,
         high_water=sum(result.high_water.values()),
@@ -68,6 +90,7 @@ def cpu_report(
             )
             for free in plan.memory.regions
         ],
+        experts=result.experts._asdict() if result.experts else None,
         counted=Counts(
             instructions=result.instructions,
             stack_bytes=result.stack_bytes or None,  # 0: the engine does not see the stack
@@ -94,6 +117,8 @@ def mailbox_request(image: Image, request: Request, plan: Plan) -> mailbox.Reque
         top_k=sampling.top_k,
         top_p=sampling.top_p,
         seed=sampling.seed,
+        weights=plan.weights,
+        **slots_of(plan),
     )
 
 

@@ -37,13 +37,17 @@ class ImageNeeds:
                 yield f"-DCOLIBRI_WITH_{name.upper()}=0"
 
 
-def image_needs(image: str | Path | Image, kv: Sequence[str]) -> ImageNeeds:
-    """Reads the needs off an image's tables; `kv` are the cache's types that are asked for."""
+def image_needs(
+    image: str | Path | Image, kv: Sequence[str], *, streaming: bool = False
+) -> ImageNeeds:
+    """Reads the needs off an image's tables; `kv` and `streaming` are what is asked for."""
     opened = image if isinstance(image, Image) else Image(image)
     parts = _types(opened) | {f"kv_{name}": name in kv for name in ("f16", "q8")}
-    # the runner binds no expert to a device, its image lies where the CPU reads it, and
-    # build_firmware refuses images in several files
-    parts |= {"backends": False, "streaming": False, "companions": False}
+    # the runner binds no expert to a device, routes as the model says, reads nothing on a guess,
+    # and takes images in several files only to stream them
+    files = streaming and len(opened.files) > 1
+    parts |= dict.fromkeys(("backends", "prefetch", "preference"), False)
+    parts |= {"streaming": streaming, "companions": files}
     return ImageNeeds(opened.bytes, opened.vocabulary, parts | _blocks(opened) | _router(opened))
 
 

@@ -8,13 +8,18 @@ the plan that the firmware makes.
     data_region   | stacks + reserve_bytes: the application's RAM | engine ...
     model_region  | ... what the code and the application take | image | engine, when it is RAM
 
+An image that stays in a storage (experts streamed) has no place of its own: only its tables are in
+RAM, behind the logits.
+
 There is a stack of `stack_bytes` for each core that firmware can use (`Board.firmware_cores`).
 Where code and data share a region, the application's part starts at code_offset and holds both.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
@@ -26,6 +31,8 @@ STATIC_BYTES = 8 << 10  # the runner's own data: mailbox, engine handle, plan
 MODEL_ALIGNMENT = 4096
 ALIGNMENT = 64
 IMAGE = "the image"  # as messages call it
+PAGE = 4096
+_STEP = 0x0100_0000  # between the places that are tried for a device
 
 
 @dataclass(frozen=True)
@@ -53,6 +60,9 @@ class Layout:
     model_bytes: int
     logits_base: int
     logits_bytes: int
+    tables_base: int = 0
+    tables_bytes: int = 0  # not 0: the image stays in a storage, and this much of it is in RAM
+    device_base: int = 0  # registers of the emulated block device, where no region is
 
 
 @dataclass
@@ -82,7 +92,14 @@ class _Space:
         return base
 
 
-def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
+def board_layout(
+    board: Board,
+    image_bytes: int,
+    vocabulary: int,
+    tables_bytes: int = 0,
+    *,
+    device: bool = False,
+) -> Layout:
     """Places code, data, image and logits; what remains of the RAM is the engine's.
 
     Parameters
@@ -93,6 +110,10 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
         Length of the image file.
     vocabulary : int
         Floats in a row of logits, which the application keeps.
+    tables_bytes : int
+        Of an image that stays in a storage: its header and tables, which are kept in RAM.
+    device : bool
+        Whether anything is read from a storage.
 
     Raises
     ------
@@ -121,13 +142,20 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
     data_limit = data.start
     logits_bytes = _align_up(vocabulary * 4, ALIGNMENT)
     inside = fw.reserve_bytes - STATIC_BYTES - (CODE_BYTES if shared else 0)
-    model_base = spaces[fw.model_region].take(image_bytes, MODEL_ALIGNMENT, IMAGE)
+    model_bytes = 0 if tables_bytes else image_bytes
+    model_base = 0
+    if model_bytes:
+        model_base = spaces[fw.model_region].take(model_bytes, MODEL_ALIGNMENT, IMAGE)
     if logits_bytes <= inside:
         logits_base = data_limit - logits_bytes
         data_limit = logits_base
     else:
         space = _logits_space(spaces, data, logits_bytes)
         logits_base = space.take(logits_bytes, ALIGNMENT, "a row of logits")
+    tables_base = 0
+    if tables_bytes:
+        space = _logits_space(spaces, data, tables_bytes)
+        tables_base = space.take(tables_bytes, ALIGNMENT, "the image's tables")
     return Layout(
         regions=_engine_regions(spaces),
         code_start=code_start,
@@ -137,9 +165,31 @@ def board_layout(board: Board, image_bytes: int, vocabulary: int) -> Layout:
         stack_bytes=fw.stack_bytes,
         core_stacks_bytes=core_stacks,
         model_base=model_base,
-        model_bytes=image_bytes,
+        model_bytes=model_bytes,
         logits_base=logits_base,
         logits_bytes=logits_bytes,
+        tables_base=tables_base,
+        tables_bytes=tables_bytes,
+        device_base=_device_page(board) if device else 0,
+    )
+
+
+def _device_page(board: Board) -> int:
+    """An address for the block device's registers, where the board has no region.
+
+    Where a Cortex-M has peripherals, if that is free; below 2 GiB, beyond which Unicorn loses
+    addresses that go through AArch64's page tables.
+    """
+    taken = [(base, base + r.size) for r in board.regions for base in (r.base, *r.aliases)]
+    pages: Iterator[int] = chain(
+        range(0x5000_0000, 0x6000_0000, _STEP), range(_STEP, 0x8000_0000, _STEP)
+    )
+    for page in pages:
+        if all(end <= page or page + PAGE <= start for start, end in taken):
+            return page
+    raise BoardError(
+        f"board {board.id} leaves no page below 2 GiB for a block device's registers",
+        field="regions",
     )
 
 

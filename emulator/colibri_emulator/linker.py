@@ -6,7 +6,9 @@ from __future__ import annotations
 from string import Template
 
 from colibri._data import data_path
+from colibri.board_memory import Weights
 from colibri.boards import Board
+from colibri_emulator.image_needs import ImageNeeds
 from colibri_emulator.layout import Layout
 
 _PSCI = {None: 0, "hvc": 1, "smc": 2}  # sdk/c/ports/baremetal/psci_aarch64.h
@@ -38,14 +40,23 @@ def linker_script(board: Board, layout: Layout) -> str:
         logits=_region_at(board, layout.logits_base),
         logits_base=f"{layout.logits_base:#x}",
         logits_bytes=f"{layout.logits_bytes:#x}",
+        tables=_tables_section(board, layout),
     )
+
+
+def _tables_section(board: Board, layout: Layout) -> str:
+    """Memory for the tables of an image that stays in a storage."""
+    if not layout.tables_bytes:
+        return ""
+    place = f"{layout.tables_base:#x} (NOLOAD) : {{ . += {layout.tables_bytes:#x}; }}"
+    return f"  .image_tables {place} > {_region_at(board, layout.tables_base)} :NONE\n"
 
 
 def _region_at(board: Board, address: int) -> str:
     return next(r.name for r in board.regions if r.base <= address < r.end)
 
 
-def board_source(board: Board, layout: Layout, vocabulary: int) -> str:
+def board_source(board: Board, layout: Layout, image: ImageNeeds, weights: Weights) -> str:
     """``board.c``: the same addresses for the program."""
     regions = "\n".join(
         f'    {{ "{r.name}", (void *){r.base:#x}u, {r.size:#x}u, {r.rank}, 0 }},'
@@ -64,9 +75,9 @@ const colibri_region colibri_board_regions[] = {{
 const uint32_t colibri_board_region_count = {len(layout.regions)};
 const uint32_t colibri_board_profile = {_PROFILES[board.firmware.profile]};
 const void *const colibri_board_model = (const void *){layout.model_base:#x}u;
-const uint64_t colibri_board_model_bytes = {layout.model_bytes:#x}u;
+const uint64_t colibri_board_model_bytes = {image.bytes:#x}u;
 float *const colibri_board_logits = (float *){layout.logits_base:#x}u;
-const uint32_t colibri_board_logits_floats = {vocabulary}u;
+const uint32_t colibri_board_logits_floats = {image.vocabulary}u;
 const uint32_t colibri_board_cores = {board.firmware_cores}u;
 const int colibri_board_psci = {_PSCI[board.firmware.psci]};
 
@@ -74,4 +85,16 @@ const colibri_board_ram colibri_board_memory[] = {{
 {memory}
 }};
 const uint32_t colibri_board_memory_count = {len(board.regions)};
+{_streaming(layout, weights)}"""
+
+
+def _streaming(layout: Layout, weights: Weights) -> str:
+    """What only firmware with streamed experts has."""
+    if weights == "mapped":
+        return ""
+    return f"""
+const uint32_t colibri_board_weights = COLIBRI_WEIGHTS_{weights.upper().replace("-", "_")};
+void *const colibri_board_tables = (void *){layout.tables_base:#x}u;
+const uint32_t colibri_board_tables_bytes = {layout.tables_bytes:#x}u;
+void *const colibri_board_device = (void *){layout.device_base:#x}u;
 """

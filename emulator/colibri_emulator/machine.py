@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from colibri.boards import Board
+from colibri.engine import ExpertStats, policy_name
 from colibri.errors import EmulateError
 from colibri_emulator import mailbox
 from colibri_emulator.build_firmware import Firmware, build_firmware
+from colibri_emulator.faults import NO_FAULTS, Faults
 from colibri_emulator.mailbox import Mailbox, Request
 from colibri_emulator.toolchain import ToolchainName
 
@@ -76,6 +78,7 @@ class Result:
     fault: Fault | None
     notes: tuple[str, ...]
     cores: int = 1
+    experts: ExpertStats | None = None
 
     @property
     def ok(self) -> bool:
@@ -97,7 +100,13 @@ class Machine(Protocol):
         """Runs one request to its end."""
 
 
-def pick_machine(board: Board, prefer: EngineName | None = None, *, workers: int = 1) -> Machine:
+def pick_machine(
+    board: Board,
+    prefer: EngineName | None = None,
+    *,
+    workers: int = 1,
+    faults: Faults = NO_FAULTS,
+) -> Machine:
     """The engine that can run a board's firmware.
 
     Unicorn comes first: its memory map is exactly the board's.  QEMU takes what Unicorn lacks
@@ -117,7 +126,7 @@ def pick_machine(board: Board, prefer: EngineName | None = None, *, workers: int
         if find_spec("unicorn") is not None:
             from colibri_emulator.unicorn_engine import UnicornMachine
 
-            return UnicornMachine(board)
+            return UnicornMachine(board, faults)
         missing.append(_PIP)
     if prefer in (None, "qemu") and board.firmware.qemu_machine:
         from colibri_emulator.qemu_engine import QemuMachine, qemu_program
@@ -174,12 +183,13 @@ def run_on_cpu(
     prefer: EngineName | None = None,
     toolchain: ToolchainName = "auto",
     kv: Sequence[str] | None = None,
+    faults: Faults = NO_FAULTS,
 ) -> tuple[Firmware, Result]:
     """Builds the firmware of a board and runs one request on an emulated CPU.
 
     The firmware's files are gone afterwards; its record (sizes, layout) is returned.
     """
-    machine = pick_machine(board, prefer, workers=request.workers)
+    machine = pick_machine(board, prefer, workers=request.workers, faults=faults)
     with tempfile.TemporaryDirectory(prefix="colibri-") as folder:
         firmware = build_firmware(
             board,
@@ -189,6 +199,7 @@ def run_on_cpu(
             target=machine.target,
             kv=kv or (request.kv,),
             copy_model=False,
+            weights="mapped" if request.weights == "mapped" else "streamed",
         )
         return firmware, machine.run(firmware, request)
 
@@ -230,4 +241,23 @@ def result_from_mailbox(firmware: Firmware, box: Mailbox, ending: Ending) -> Res
         fault=ending.fault,
         notes=ending.notes,
         cores=box.cores,
+        experts=_experts(box) if box.slots else None,
     )
+
+
+def _experts(box: Mailbox) -> ExpertStats:
+    """What the firmware counted; it does not have what the runner leaves out."""
+    return no_experts()._replace(
+        slots=box.slots,
+        slots_per_layer=box.slots_per_layer,
+        policy=policy_name(box.slots_policy),
+        hits=box.hits,
+        misses=box.misses,
+        bytes_read=box.bytes_read,
+        retries=box.retries,
+    )
+
+
+def no_experts() -> ExpertStats:
+    """Zeros."""
+    return ExpertStats._make(0 for _ in ExpertStats._fields)

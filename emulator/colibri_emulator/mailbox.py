@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from colibri._core import MAX_BUFFERS, MAX_REGIONS
+from colibri.engine import POLICIES
 from colibri.errors import EmulateError
 
 MAGIC = 0x4D42434C
-VERSION = 2
+VERSION = 3
 TOKENS = 1024
 
 GENERATE, SELFTEST = 1, 2
@@ -41,6 +42,7 @@ class Mailbox(ctypes.LittleEndianStructure):
         ("context", _u32), ("batch", _u32), ("workers", _u32), ("kv", _u32),
         ("prompt_count", _u32), ("max_new", _u32), ("ignore_eos", _u32),
         ("temperature", _f32), ("top_k", _u32), ("top_p", _f32), ("bytes", _u32),
+        ("expert_slots", _u32), ("policy", _u32),
         ("seed", _u64),
         ("state", _u32), ("stage", _u32), ("status", _u32), ("error_where", _u32),
         ("error_have", _u64), ("error_need", _u64),
@@ -48,7 +50,9 @@ class Mailbox(ctypes.LittleEndianStructure):
         ("buffer_count", _u32), ("total_bytes", _u64),
         ("used", _u64 * MAX_REGIONS), ("high_water", _u64 * MAX_REGIONS),
         ("buffers", Buffer * MAX_BUFFERS),
-        ("stack_bytes", _u64), ("stack_high_water", _u64), ("cores", _u32), ("zero", _u32),
+        ("stack_bytes", _u64), ("stack_high_water", _u64), ("cores", _u32),
+        ("slots", _u32), ("slots_per_layer", _u32), ("slots_policy", _u32),
+        ("hits", _u64), ("misses", _u64), ("bytes_read", _u64), ("retries", _u64),
         ("fault_cause", _u64), ("fault_address", _u64), ("fault_pc", _u64),
         ("tokens", _u32 * TOKENS),
     ]  # fmt: skip
@@ -66,6 +70,10 @@ class Request:
         How the KV cache stores its numbers.
     selftest : bool
         Run the image's golden vector instead of generating.
+    weights : {"mapped", "streamed", "streamed-mapped"}
+        Where they are; firmware without a system is built for one of them.
+    expert_slots, policy
+        Of streamed experts, as the plan has them.
     """
 
     prompt: Sequence[int] = ()
@@ -80,6 +88,9 @@ class Request:
     top_p: float = 1.0
     seed: int = 0
     selftest: bool = False
+    weights: str = "mapped"
+    expert_slots: int = 0
+    policy: str = "auto"
 
     def pack(self) -> bytes:
         """The mailbox as the firmware finds it."""
@@ -102,6 +113,7 @@ class Request:
             prompt_count=len(self.prompt), max_new=self.max_new_tokens,
             ignore_eos=int(self.ignore_eos), temperature=self.temperature, top_k=self.top_k,
             top_p=self.top_p, bytes=ctypes.sizeof(Mailbox), seed=self.seed,
+            expert_slots=self.expert_slots, policy=POLICIES[self.policy],
         )  # fmt: skip
         box.tokens[: len(self.prompt)] = list(self.prompt)
         return bytes(box)

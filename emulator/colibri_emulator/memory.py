@@ -79,7 +79,8 @@ class GuardedRegion:
         start = self._end - size if side == "end" else self._first
         self._start = start - start % alignment
         self._painted = min(size, planned + PAINT_MARGIN)
-        self._paint = np.random.default_rng(seed).integers(0, 256, _CHUNK, dtype=np.uint8)
+        paint = np.random.default_rng(seed).integers(0, 256, _CHUNK, dtype=np.uint8)
+        self._paint = np.tile(paint, 2)  # so that any stretch of a chunk's length is one piece
         self._fill()
         _protect(self._map, 0, PAGE)
         _protect(self._map, self._end, PAGE)
@@ -107,7 +108,9 @@ class GuardedRegion:
         return Overrun(self.name, int(where[0]) - self._start, int(where[-1]) - self._start)
 
     def _pattern(self, begin: int, end: int) -> Bytes:
-        return self._paint[np.arange(begin, end) % _CHUNK]
+        """Of at most a chunk."""
+        first = begin % _CHUNK
+        return self._paint[first : first + end - begin]
 
     def _fill(self) -> None:
         for begin in range(self._first, self._start + self._painted, _CHUNK):

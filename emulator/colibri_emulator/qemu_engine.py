@@ -88,6 +88,13 @@ class QemuMachine:
     def run(self, firmware: Firmware, request: Request) -> Result:
         """Runs one request to its end or to a fault."""
         assert firmware.layout is not None
+        if firmware.layout.device_base:
+            raise EmulateError(
+                "QEMU's machines have no block device to read the image from",
+                hint="--engine unicorn, or --machine native"
+                if self._board.firmware.unicorn_cpu and request.workers <= 1
+                else "--machine native",
+            )
         program = Program(firmware.elf)
         run = run_bare(
             self._command(request),

@@ -9,10 +9,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from colibri._core import WEIGHTS
 from colibri.boards import Board
+from colibri.engine import POLICIES, ExpertStats, policy_name
 from colibri.errors import EmulateError
 from colibri_emulator.build_firmware import Firmware
-from colibri_emulator.machine import Buffer, Result
+from colibri_emulator.machine import Buffer, Result, no_experts
 from colibri_emulator.mailbox import KV_TYPES, Request
 from colibri_emulator.qemu_engine import counting, read_count
 
@@ -75,7 +77,23 @@ class QemuUserMachine:
             instructions=count,
             fault=None,
             notes=self.notes,
+            experts=_experts(out["experts"]),
         )
+
+
+def _experts(given: list[int]) -> ExpertStats | None:
+    slots, per_layer, policy, hits, misses, size, retries = given
+    if not slots:
+        return None
+    return no_experts()._replace(
+        slots=slots,
+        slots_per_layer=per_layer,
+        policy=policy_name(policy),
+        hits=hits,
+        misses=misses,
+        bytes_read=size,
+        retries=retries,
+    )
 
 
 def _arguments(request: Request) -> list[str]:
@@ -93,6 +111,9 @@ def _arguments(request: Request) -> list[str]:
         "top_p": _bits(request.top_p),
         "seed": request.seed,
         "selftest": int(request.selftest),
+        "weights": WEIGHTS[request.weights],
+        "slots": request.expert_slots,
+        "policy": POLICIES[request.policy],
     }
     return [prompt, *(f"{name}={value}" for name, value in settings.items())]
 

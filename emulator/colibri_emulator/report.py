@@ -62,6 +62,15 @@ class DevicePrediction(_Model):
     hidden_share: float  # of its own time: the CPU was at work meanwhile
 
 
+class StoragePrediction(_Model):
+    """Reads of streamed experts during generation (of the prompt, when nothing was generated)."""
+
+    name: str
+    compute_s: Range  # a token, without waiting
+    waiting_s: Range  # a token: the CPU waits for bytes, or copies them itself
+    hidden_share: float  # of the storage's time: the CPU was at work meanwhile
+
+
 class Prediction(_Model):
     """Speeds that the board would show.  Never a measurement."""
 
@@ -74,6 +83,7 @@ class Prediction(_Model):
     bytes_per_token: dict[str, int]
     inputs: list[Input]
     device: DevicePrediction | None = None
+    storage: StoragePrediction | None = None
 
 
 class AcceleratorUse(_Model):
@@ -138,6 +148,7 @@ class EmulationReport(_Model):
     high_water: int
     regions: list[RegionUse]
     accelerator: AcceleratorUse | None = None
+    experts: dict[str, Any] | None = None  # counted, by the names of `colibri.engine.ExpertStats`
     predicted: Prediction | None = None
     counted: Counts | None = None
     fault: str | None = None
@@ -172,6 +183,8 @@ class EmulationReport(_Model):
         for name, value in self._counts():
             rows.add_row(name, f"{value}  (counted)")
         for name, value in self._accelerator(self.accelerator) if self.accelerator else ():
+            rows.add_row(name, value)
+        for name, value in _expert_rows(self.experts) if self.experts else ():
             rows.add_row(name, value)
         return rows
 
@@ -217,6 +230,20 @@ class EmulationReport(_Model):
         return rows
 
 
+def _expert_rows(use: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    per_layer, again = use["slots_per_layer"], use["retries"]
+    sharing = f"{per_layer} a layer" if per_layer else "shared by layers"
+    yield "expert slots", f"{use['slots']} ({sharing}), {use['policy']} makes room"
+    hits, misses = use["hits"], use["misses"]
+    rate = f" ({hits / (hits + misses):.1%})" if hits + misses else ""
+    told = f"{hits:,} hits{rate}, {misses:,} misses, {use['bytes_read']:,} B read"
+    yield "experts asked for", told + (f", {again} read again" if again else "") + "  (counted)"
+    if use["prefetched"]:
+        wrong = f"{use['prefetched_wasted_bytes']:,} B for nothing"
+        told = f"{use['prefetched']:,} reads, {use['prefetched_used']:,} of them right, {wrong}"
+        yield "read on a guess", told + "  (counted)"
+
+
 def _speed_table(predicted: Prediction) -> Table:
     rows = table("Speed, predicted", "", "likely (interval)", "set by")
     limits = predicted.limits
@@ -226,6 +253,11 @@ def _speed_table(predicted: Prediction) -> Table:
     if predicted.decode_tok_s:
         rows.add_row("generation", predicted.decode_tok_s.text("tok/s"), limits["decode"])
     rows.add_row("first token after", predicted.first_token_s.text("s"), "")
+    if predicted.storage:
+        storage = predicted.storage
+        hidden = f"{storage.hidden_share:.0%} of its reading is beside the CPU"
+        rows.add_row("a token computes", storage.compute_s.text("s"), "")
+        rows.add_row(f"a token waits for {storage.name}", storage.waiting_s.text("s"), hidden)
     shown = ((term, share) for term, share in predicted.decode_shares.items() if share >= 0.01)
     shares = ", ".join(f"{term} {share:.0%}" for term, share in shown)
     rows.add_row("time goes to", shares, "")

@@ -17,6 +17,8 @@ from colibri.boards import Board, Storage
 # What a reader that walks through a file asks for at once: Linux read-ahead, and a DMA transfer
 # of firmware.
 STREAM_BLOCK = 128 << 10
+# A record of an expert is read at once, a larger one in pieces (colibri_posix_read_ahead).
+PIECE = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,11 @@ class Medium:
         reads = -(-size // block)
         latency = float(self.storage.latency_us) * 1e-6 if self.storage.latency_us else 0.0
         return reads * latency + size / self.bandwidth(min(block, size))
+
+
+def file_medium(board: Board) -> Medium | None:
+    """The board's first storage that is no mapped memory, None where it has none."""
+    return next((Medium(storage) for storage in board.storage if not storage.xip), None)
 
 
 def boot_medium(board: Board) -> Medium | None:

@@ -11,18 +11,24 @@ clock (`clock`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from colibri.accelerator import FakeNpu
+from colibri.arena import MemoryRegion
+from colibri.board_memory import IN_PLACE, reads_storage
 from colibri.boards import Accelerator, Board
-from colibri.engine import Engine, MemoryRegion
-from colibri.errors import EmulateError
+from colibri.engine import Engine
+from colibri.errors import ColibriError, EmulateError
+from colibri.experts.pins import Pin
 from colibri.generate import Generation, Request, generate
 from colibri.image import Image
 from colibri.image_format import Order
 from colibri.planner import Plan
+from colibri.status import READ_ERRORS
 from colibri.weight_order import order_of_core, order_of_image
 from colibri_emulator.clock import Charge, Clock, Placement, predict
+from colibri_emulator.faults import NO_FAULTS, Faults
 from colibri_emulator.memory import GuardedRegion, Side
 from colibri_emulator.report import (
     AcceleratorUse,
@@ -32,9 +38,7 @@ from colibri_emulator.report import (
     RegionUse,
     Shortfall,
 )
-from colibri_emulator.storage import Medium, boot_medium
-
-_IN_PLACE = ("nor", "rom", "mram")  # memories that hold an image without power
+from colibri_emulator.storage import Medium, boot_medium, file_medium
 
 
 def run_twin(
@@ -46,6 +50,8 @@ def run_twin(
     kernels: str = "auto",
     side: Side = "end",
     bound: tuple[tuple[int, int], ...] = (),
+    pins: Sequence[Pin] = (),
+    faults: Faults = NO_FAULTS,
     on_token: Callable[[int], None] | None = None,
 ) -> EmulationReport:
     """Runs a request inside a board.
@@ -64,16 +70,24 @@ def run_twin(
         The edge of each region that touches a guard page.
     bound : tuple of (layer, expert)
         Experts that the board's accelerator computes; `colibri.accelerator.bound_experts`.
+    pins : sequence of (layer, expert)
+        Streamed experts that stay, as `Engine` takes them.
+    faults : Faults
+        Reads of streamed weights that go wrong. What the runtime cannot mend by reading again ends
+        the run; the report's `fault` is its error.
     on_token : callable, optional
         Gets each token as it is drawn.
     """
+    if faults and plan.weights == "mapped":
+        raise EmulateError("nothing is read while the model runs, so no read can go wrong",
+                           field="--faults", hint="stream experts: --expert-slots")  # fmt: skip
     if not plan.fits:
         return unfit_report(image, plan, "native")
     device = _accelerator(board) if bound else None
     load = _load_bytes(board, image, plan)
-    medium = boot_medium(board) if load else None
+    medium = _medium(board, image, plan, load)
     order = order_of_image(image)
-    meter = _Meter(_clock(board, plan, medium, device, order), load)
+    meter = _Meter(_clock(board, image, plan, medium, device, order, faults), load)
     regions = _guarded_regions(plan, side)
     engine = Engine(
         image,
@@ -89,15 +103,15 @@ def run_twin(
         ],
         trace=True,
         accelerator=FakeNpu(bound, device.memory_bytes) if device else None,
+        pins=pins,
+        faults=faults.outcomes(),
+        weights=plan.weights,
+        **slots_of(plan),
+        **_reading_and_routing(plan),
     )
     meter.bound(engine)
-
-    def step(token: int) -> None:
-        meter.step(engine)
-        if on_token:
-            on_token(token)
-
-    done = generate(engine, request, on_token=step)
+    run = _Run(image, engine, meter, on_token)
+    run.generate(request)
     uses = [_region_use(plan, engine, index, region) for index, region in enumerate(regions)]
     return EmulationReport(
         image=image.name,
@@ -108,22 +122,23 @@ def run_twin(
             board,
             plan,
             order,
-            unpriced=bool(load) and medium is None,
+            unpriced=medium is None and (bool(load) or reads_storage(image, plan.weights)),
             device=device.name if device else None,
         ),
         fits=True,
-        fault=_memory_fault(regions, uses),
-        tokens=done.tokens,
-        prompt_tokens=done.prompt_tokens,
-        text=image.tokenizer.decode(done.tokens) if image.has_tokenizer else None,
-        stop_reason=done.stop_reason,
-        logits_crc32=done.logits_crc32,
+        fault=run.failure or _memory_fault(regions, uses),
+        tokens=run.done.tokens,
+        prompt_tokens=run.done.prompt_tokens,
+        text=image.tokenizer.decode(run.done.tokens) if image.has_tokenizer else None,
+        stop_reason=None if run.failure else run.done.stop_reason,
+        logits_crc32=None if run.failure else run.done.logits_crc32,
         total_bytes=plan.total_bytes,
         max_context=plan.max_context,
         high_water=sum(use.high_water for use in uses),
         regions=uses,
         accelerator=_accelerator_use(device, len(bound), engine) if device else None,
-        predicted=meter.prediction(done),
+        experts=engine.experts._asdict() if plan.experts else None,
+        predicted=meter.prediction(run.done),
     )
 
 
@@ -153,6 +168,33 @@ def arena_used(plan: Plan, name: str) -> int:
     return plan.region(name).used - fixed
 
 
+class _Run:
+    """One request: what came out, or how far it got and why no further."""
+
+    def __init__(
+        self, image: Image, engine: Engine, meter: _Meter, on_token: Callable[[int], None] | None
+    ) -> None:
+        self.done = Generation(0)
+        self.failure: str | None = None
+        self._image, self._engine, self._meter, self._on_token = image, engine, meter, on_token
+
+    def generate(self, request: Request) -> None:
+        """Runs it; a read that cannot be had ends it, any other error is the caller's."""
+        self.done = Generation(len(request.prompt))
+        try:
+            self.done = generate(self._engine, request, on_token=self._step)
+        except ColibriError as error:
+            if error.status is None or error.status.code not in READ_ERRORS:
+                raise
+            self.failure = str(error)
+
+    def _step(self, token: int) -> None:
+        self._meter.step(self._engine)
+        self.done.tokens.append(token)
+        if self._on_token:
+            self._on_token(token)
+
+
 class _Meter:
     """Turns the trace of each step into time, and times into a prediction."""
 
@@ -163,8 +205,10 @@ class _Meter:
         self._decode = Charge()
 
     def bound(self, engine: Engine) -> None:
-        """Charges the weights that went to the accelerator when the engine was made."""
-        self._load.add(self._clock.charge_binding(engine.take_trace()))
+        """Charges what went to memory or to the accelerator when the engine was made."""
+        events = engine.take_trace()
+        self._load.add(self._clock.charge_binding(events))
+        self._load.add(self._clock.charge(events))
 
     def step(self, engine: Engine) -> None:
         """Charges what the engine just did; the first step is the prompt."""
@@ -212,15 +256,58 @@ def _accelerator_use(device: Accelerator, experts: int, engine: Engine) -> Accel
 
 
 def _clock(
-    board: Board, plan: Plan, medium: Medium | None, device: Accelerator | None, order: Order
+    board: Board,
+    image: Image,
+    plan: Plan,
+    medium: Medium | None,
+    device: Accelerator | None,
+    order: Order,
+    faults: Faults,
 ) -> Clock:
-    placement = Placement(
-        weights=_image_region(plan),
-        kv=_region_of(plan, "kv_cache"),
-        work=_region_of(plan, "hidden"),
+    streamed = plan.weights == "streamed"
+    return Clock(
+        board,
+        Placement(
+            weights=_region_of(plan, "weights") if streamed else _image_region(plan),
+            kv=_region_of(plan, "kv_cache"),
+            work=_region_of(plan, "hidden"),
+            slots=_region_of(plan, "expert_slots") if plan.experts else None,
+        ),
+        workers=plan.limits["workers"],
+        medium=medium,
+        accelerator=device,
+        order=order,
+        copies=plan.weights != "mapped" and not reads_storage(image, plan.weights),
+        faults=faults,
     )
-    workers = plan.limits["workers"]
-    return Clock(board, placement, workers=workers, medium=medium, accelerator=device, order=order)
+
+
+def slots_of(plan: Plan) -> dict[str, Any]:
+    """The slots that the plan chose and their policy, as engines and firmware are told."""
+    experts = plan.experts
+    return {"expert_slots": experts["slots"], "policy": experts["policy"]} if experts else {}
+
+
+def _reading_and_routing(plan: Plan) -> dict[str, Any]:
+    """What the plan says of reads on a guess and of routers, as engines take it."""
+    routing = plan.routing or {}
+    return {
+        "prefetch": plan.experts["prefetch"] if plan.experts else None,
+        "balance": routing.get("balance_router"),
+        "prefer_cached": routing.get("prefer_cached"),
+    }
+
+
+def streaming_notes(plan: Plan) -> list[str]:
+    """That experts are streamed, and why it is so."""
+    return [f"experts are streamed: {plan.experts['why']}"] if plan.experts else []
+
+
+def _medium(board: Board, image: Image, plan: Plan, load: int) -> Medium | None:
+    """What the image is read from, or None where nothing is read or nothing is known."""
+    if reads_storage(image, plan.weights):
+        return file_medium(board)
+    return boot_medium(board) if load else None
 
 
 def _region_of(plan: Plan, buffer: str) -> str:
@@ -235,8 +322,10 @@ def _image_region(plan: Plan) -> str:
 
 
 def _load_bytes(board: Board, image: Image, plan: Plan) -> int:
-    """What must be read before the first token: nothing when the image lies in flash."""
-    return 0 if board.region(_image_region(plan)).kind in _IN_PLACE else image.total_bytes
+    """What must be read before the engine is made: nothing when the image lies in flash."""
+    if plan.weights == "streamed":
+        return image.meta_bytes
+    return 0 if board.region(_image_region(plan)).kind in IN_PLACE else image.total_bytes
 
 
 def _guarded_regions(plan: Plan, side: Side) -> list[GuardedRegion]:
@@ -284,6 +373,9 @@ def _notes(
 ) -> list[str]:
     workers, cores = plan.limits["workers"], board.cores[0].count
     notes = ["times are predicted, not measured: no board was involved (docs/emulator.md)"]
+    notes += streaming_notes(plan)
+    if plan.routing:
+        notes.append(plan.routing["note"])
     if workers < cores:
         notes.append(f"{workers} of {cores} cores at work; --workers {cores} uses them all")
     best = order_of_core(board.cores[0])

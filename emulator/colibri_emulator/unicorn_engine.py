@@ -8,6 +8,7 @@ import mmap
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import unicorn as _unicorn
@@ -16,7 +17,9 @@ from unicorn.unicorn_py3.unicorn import uclib
 
 from colibri.boards import Board, Region
 from colibri.errors import EmulateError
+from colibri_emulator.block_device import BlockDevice
 from colibri_emulator.build_firmware import Firmware
+from colibri_emulator.faults import NO_FAULTS, Faults
 from colibri_emulator.machine import Ending, Fault, Result, result_from_mailbox
 from colibri_emulator.mailbox import STACK_PAINT, Mailbox, Request
 from colibri_emulator.native import native_library
@@ -106,7 +109,7 @@ _KINDS = {
 class UnicornMachine:
     """A board in Unicorn."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, faults: Faults = NO_FAULTS) -> None:
         cpu = board.firmware.unicorn_cpu
         if cpu not in _CPUS:
             raise EmulateError(
@@ -115,7 +118,7 @@ class UnicornMachine:
                 field="firmware.unicorn_cpu",
                 hint=f"one of {', '.join(_CPUS)}",
             )
-        self._board, self._cpu = board, _CPUS[cpu]
+        self._board, self._cpu, self._faults = board, _CPUS[cpu], faults
         self.target = self._cpu.target
         self.name = f"unicorn {unicorn.__version__} {cpu}"
         self.notes: tuple[str, ...] = ()
@@ -139,10 +142,13 @@ class UnicornMachine:
                 field="workers",
                 hint="1 worker, or QEMU: the tokens and bits are the same",
             )
-        session = _Session(self._board, self._cpu, firmware)
+        session = _Session(self._board, self._cpu, firmware, self._faults)
         box = session.program.address("colibri_mailbox")
         session.write(box, request.pack())
-        fault = session.run_until(session.program.address("colibri_done"))
+        try:
+            fault = session.run_until(session.program.address("colibri_done"))
+        finally:
+            session.close()
         result = Mailbox.from_buffer_copy(session.read(box, ctypes.sizeof(Mailbox)))
         if fault is not None:
             result.stack_bytes, result.stack_high_water = session.stack()
@@ -153,9 +159,9 @@ class UnicornMachine:
 class _Session:
     """One power-up: memory, CPU, hooks."""
 
-    def __init__(self, board: Board, cpu: _Cpu, firmware: Firmware) -> None:
+    def __init__(self, board: Board, cpu: _Cpu, firmware: Firmware, faults: Faults) -> None:
         assert firmware.layout is not None
-        self._cpu = cpu
+        self._board, self._cpu = board, cpu
         self.program = Program(firmware.elf)
         self._fault: Fault | None = None
         self._memory: list[tuple[int, mmap.mmap, Any]] = []
@@ -167,14 +173,47 @@ class _Session:
             self._map(region)
         for address, data in self.program.segments:
             self.write(address, data)
-        with firmware.model.open("rb") as file:
-            memory, offset = self._find(firmware.layout.model_base)
-            view = memoryview(memory)[offset : offset + firmware.layout.model_bytes]
-            if file.readinto(view) != firmware.layout.model_bytes:
-                raise EmulateError("is shorter than at build time", file=firmware.model)
-            view.release()
+        if firmware.layout.model_bytes:
+            self._load(firmware.model, firmware.layout.model_base, firmware.layout.model_bytes)
+        self._device: BlockDevice | None = None
+        if firmware.layout.device_base:
+            self._attach(firmware, faults)
         self._pc = self._reset(firmware.layout.code_start)
         self._hook()
+
+    def _load(self, model: Path, base: int, size: int) -> None:
+        """Puts the image where the link wants it."""
+        with model.open("rb") as file:
+            memory, offset = self._find(base)
+            view = memoryview(memory)[offset : offset + size]
+            if file.readinto(view) != size:
+                raise EmulateError("is shorter than at build time", file=model)
+            view.release()
+
+    def _attach(self, firmware: Firmware, faults: Faults) -> None:
+        """The storage that the image stays in."""
+        assert firmware.layout is not None
+        device = BlockDevice(firmware.model, self._store, faults)
+        self._uc.mmio_map(
+            firmware.layout.device_base, _PAGE,
+            lambda _uc, offset, _size, _user: device.load(offset), None,
+            lambda _uc, offset, _size, value, _user: device.write(offset, value), None,
+        )  # fmt: skip
+        self._device = device
+
+    def close(self) -> None:
+        """Ends the storage."""
+        if self._device is not None:
+            self._device.close()
+
+    def _store(self, address: int, data: bytes) -> bool:
+        """A write by a device: to memory that can be written, and nowhere else."""
+        for region in self._board.regions:
+            inside = region.base <= address and address + len(data) <= region.end
+            if inside and region.writable:
+                self.write(address, data)
+                return True
+        return False
 
     def _map(self, region: Region) -> None:
         """A region and its aliases over one piece of host memory, committed as it is touched."""

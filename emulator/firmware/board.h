@@ -24,6 +24,12 @@ extern const uint32_t colibri_board_logits_floats;
 extern const uint32_t colibri_board_cores; /* that the firmware can use; each has a stack */
 extern const int colibri_board_psci;       /* COLIBRI_PSCI_HVC, COLIBRI_PSCI_SMC, or 0 */
 
+/* Only in firmware that streams experts (COLIBRI_RUNNER_STREAMS). */
+extern const uint32_t colibri_board_weights;      /* COLIBRI_WEIGHTS_STREAMED or _STREAMED_MAPPED */
+extern void *const colibri_board_tables;          /* for header and tables of an image that is not mapped */
+extern const uint32_t colibri_board_tables_bytes; /* 0: it is mapped */
+extern void *const colibri_board_device;          /* registers of the block device, or NULL */
+
 /* Everything that behaves like memory, flash included: the MMU maps it as Normal. */
 extern const colibri_board_ram colibri_board_memory[];
 extern const uint32_t colibri_board_memory_count;

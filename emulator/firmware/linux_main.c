@@ -3,7 +3,10 @@
  *
  *   firmware.elf IMAGE 1,2,3 [name=value ...]
  *   names: max_new ignore_eos context batch workers kv temperature top_k top_p seed selftest huge
+ *          weights slots policy
  *
+ * weights=3 (COLIBRI_WEIGHTS_STREAMED) reads experts when they are needed, past any map; slots and policy are
+ * colibri_limits', 0 for the library's choice. Only in an executable that was built for it.
  * huge=1 puts the image into huge pages; "pages" of the output says how much of it is there, and why
  * not more.
  * Floats are given and kept as their 32 bits in decimal, so that no text conversion changes them. */
@@ -17,10 +20,11 @@
 #include "colibri_posix.h"
 
 enum { MAX_NEW, IGNORE_EOS, CONTEXT, BATCH, WORKERS, KV, TEMPERATURE, TOP_K, TOP_P, SEED, SELFTEST,
-       HUGE, SETTINGS };
+       HUGE, WEIGHTS, SLOTS, POLICY, SETTINGS };
 static const char *const names[SETTINGS] = { "max_new", "ignore_eos", "context", "batch",
                                              "workers", "kv", "temperature", "top_k",
-                                             "top_p", "seed", "selftest", "huge" };
+                                             "top_p", "seed", "selftest", "huge",
+                                             "weights", "slots", "policy" };
 
 typedef struct request {
     uint64_t value[SETTINGS];
@@ -35,6 +39,7 @@ typedef struct run {
     colibri_engine engine;
     colibri_plan_result plan;
     colibri_region region;
+    void *tables;
     float *logits;
     uint32_t generated;
     uint32_t crc;
@@ -117,8 +122,23 @@ static colibri_limits limits_of(const request *q)
     limits.workers = (uint32_t)q->value[WORKERS];
     limits.kv = (uint32_t)q->value[KV];
     limits.profile = COLIBRI_PROFILE_WIDE;
-    limits.weights = COLIBRI_WEIGHTS_MAPPED;
+    limits.weights = (uint32_t)q->value[WEIGHTS];
+    limits.expert_slots = (uint32_t)q->value[SLOTS];
+    limits.policy = (uint32_t)q->value[POLICY];
     return limits;
+}
+
+/* What is not mapped needs memory for its tables; the first attempt says how much. */
+static colibri_status open_image(run *r)
+{
+    colibri_status status = colibri_image_open(&r->image, &r->file.storage, NULL, 0, &r->error);
+    if (status != COLIBRI_ERR_MEMORY || r->error.need > UINT32_MAX) {
+        return status;
+    }
+    const uint32_t bytes = (uint32_t)r->error.need;
+    r->tables = aligned_alloc(64, (bytes + 63u) / 64u * 64u);
+    return r->tables == NULL ? status
+                             : colibri_image_open(&r->image, &r->file.storage, r->tables, bytes, &r->error);
 }
 
 /* The first plan says how much memory, the second is made in it. */
@@ -127,7 +147,7 @@ static int prepare(run *r, const request *q)
     colibri_limits limits = limits_of(q);
     colibri_platform platform = { .struct_bytes = sizeof platform,
                                   .kernels = &COLIBRI_BOARD_KERNELS };
-    if (failed(r, "open", colibri_image_open(&r->image, &r->file.storage, NULL, 0, &r->error))) {
+    if (failed(r, "open", open_image(r))) {
         return 1;
     }
     r->plan.struct_bytes = sizeof r->plan;
@@ -197,7 +217,12 @@ static void print_json(const run *r, const request *q)
     }
     colibri_posix_pages pages;
     colibri_posix_file_pages(&r->file, &pages);
-    printf("], \"pages\": [%" PRIu64 ", %" PRIu64 ", \"%s\"]}\n", pages.bytes, pages.huge_bytes,
+    colibri_expert_stats x = { .struct_bytes = sizeof x };
+    (void)colibri_expert_statistics(&r->engine, &x);
+    printf("], \"experts\": [%" PRIu32 ", %" PRIu32 ", %" PRIu32 ", %" PRIu64 ", %" PRIu64 ", %" PRIu64
+           ", %" PRIu64 "]", x.slots, x.slots_per_layer, x.policy, x.hits, x.misses, x.bytes_read,
+           x.retries);
+    printf(", \"pages\": [%" PRIu64 ", %" PRIu64 ", \"%s\"]}\n", pages.bytes, pages.huge_bytes,
            pages.reason == NULL ? "" : pages.reason);
 }
 
@@ -212,8 +237,13 @@ int main(int argc, char **argv)
         return 2;
     }
     int mode = q.value[HUGE] ? COLIBRI_POSIX_HUGE : COLIBRI_POSIX_MAP;
-    if (colibri_posix_open(&r.file, argv[1], mode) != 0) {
+    int streamed = q.value[WEIGHTS] == COLIBRI_WEIGHTS_STREAMED;
+    if (colibri_posix_open(&r.file, argv[1], streamed ? COLIBRI_POSIX_READ : mode) != 0) {
         return refuse("cannot open the image", argv[1]);
+    }
+    const colibri_posix_reader_options ahead = { .struct_bytes = sizeof ahead };
+    if (streamed && colibri_posix_read_ahead(&r.file, &ahead) != 0) {
+        return refuse("cannot read ahead", argv[1]);
     }
     int bad = prepare(&r, &q);
     if (!bad && q.value[SELFTEST]) {
@@ -226,6 +256,7 @@ int main(int argc, char **argv)
     colibri_posix_close(&r.file);
     free(r.region.base);
     free(r.logits);
+    free(r.tables);
     free(q.tokens);
     return bad ? 1 : 0;
 }

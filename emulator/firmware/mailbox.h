@@ -10,7 +10,7 @@
 #include "colibri/plan.h"
 
 #define COLIBRI_MAILBOX_MAGIC 0x4D42434Cu /* "LCBM" */
-#define COLIBRI_MAILBOX_VERSION 2u
+#define COLIBRI_MAILBOX_VERSION 3u
 #define COLIBRI_MAILBOX_TOKENS 1024u /* prompt + generated */
 
 enum { COLIBRI_COMMAND_GENERATE = 1, COLIBRI_COMMAND_SELFTEST = 2 };
@@ -45,6 +45,8 @@ typedef struct colibri_mailbox_layout {
     uint32_t top_k;
     float top_p;
     uint32_t bytes; /* of this struct, as the host knows it */
+    uint32_t expert_slots; /* colibri_limits, in firmware that streams experts */
+    uint32_t policy;
     uint64_t seed;
 
     /* written by the firmware */
@@ -65,7 +67,13 @@ typedef struct colibri_mailbox_layout {
     uint64_t stack_bytes;      /* of each core */
     uint64_t stack_high_water; /* of the core that used most */
     uint32_t cores;            /* that were at work */
-    uint32_t zero;
+    uint32_t slots;            /* colibri_expert_stats; zeros when nothing is streamed */
+    uint32_t slots_per_layer;
+    uint32_t slots_policy;
+    uint64_t hits;
+    uint64_t misses;
+    uint64_t bytes_read;
+    uint64_t retries;
     uint64_t fault_cause;  /* CFSR, ESR_EL1 or mcause */
     uint64_t fault_address;
     uint64_t fault_pc;

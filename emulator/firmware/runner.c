@@ -6,6 +6,13 @@
 #include "colibri/kernels.h"
 #include "mailbox.h"
 
+#ifndef COLIBRI_RUNNER_STREAMS
+#define COLIBRI_RUNNER_STREAMS 0
+#endif
+#if COLIBRI_RUNNER_STREAMS
+#include "colibri_block_device.h"
+#endif
+
 /* The image lies in memory-mapped flash or RAM; its weights are used in place. */
 static const void *map_model(void *context, uint32_t file, uint64_t offset, uint64_t bytes)
 {
@@ -82,6 +89,47 @@ static colibri_status start_cores(void)
     return stage(COLIBRI_STAGE_CORES, platform.pool != 0 ? COLIBRI_OK : COLIBRI_ERR_LIMIT, &error);
 }
 
+#if COLIBRI_RUNNER_STREAMS
+#define TABLES colibri_board_tables
+#define TABLES_BYTES colibri_board_tables_bytes
+
+/* The block device, where there is one; a board's own driver would be put in here. Without one the CPU copies
+ * experts out of mapped flash. */
+static void stream(colibri_limits *limits)
+{
+    static colibri_block_device device;
+    limits->weights = colibri_board_weights;
+    limits->expert_slots = colibri_mailbox.expert_slots;
+    limits->policy = colibri_mailbox.policy;
+    if (colibri_board_tables_bytes != 0) {
+        storage.map = 0;
+    }
+    if (colibri_board_device != 0) {
+        device = (colibri_block_device){ colibri_board_device, 1u << 20, 0 };
+        storage.context = &device;
+        storage.read = colibri_block_read;
+        storage.start = colibri_block_start;
+        storage.wait = colibri_block_wait;
+    }
+}
+
+static void report_experts(void)
+{
+    colibri_expert_stats s = { .struct_bytes = sizeof s };
+    (void)colibri_expert_statistics(&engine, &s);
+    colibri_mailbox.slots = s.slots;
+    colibri_mailbox.slots_per_layer = s.slots_per_layer;
+    colibri_mailbox.slots_policy = s.policy;
+    colibri_mailbox.hits = s.hits;
+    colibri_mailbox.misses = s.misses;
+    colibri_mailbox.bytes_read = s.bytes_read;
+    colibri_mailbox.retries = s.retries;
+}
+#else
+#define TABLES 0
+#define TABLES_BYTES 0
+#endif
+
 static colibri_status prepare(void)
 {
     colibri_error error = { 0 };
@@ -96,7 +144,11 @@ static colibri_status prepare(void)
     storage.struct_bytes = sizeof storage;
     storage.bytes = colibri_board_model_bytes;
     storage.map = map_model;
-    if (stage(COLIBRI_STAGE_OPEN, colibri_image_open(&image, &storage, 0, 0, &error), &error)) {
+#if COLIBRI_RUNNER_STREAMS
+    stream(&limits);
+#endif
+    if (stage(COLIBRI_STAGE_OPEN,
+              colibri_image_open(&image, &storage, TABLES, TABLES_BYTES, &error), &error)) {
         return COLIBRI_ERR_STRUCTURE;
     }
     plan.struct_bytes = sizeof plan;
@@ -168,6 +220,9 @@ void firmware_run(void)
     } else {
         generate();
     }
+#if COLIBRI_RUNNER_STREAMS
+    report_experts();
+#endif
     for (uint32_t i = 0; i < plan.region_count; i++) {
         colibri_mailbox.high_water[i] = colibri_high_water(&engine, i);
     }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* What the runtime does with a backend (include/colibri/backend.h):
- *   backend protocol IMAGE  order of starts and waits, failures, wrong bindings
- *   backend threads IMAGE   the device on its own thread beside a pool; prints the checksum of the logits */
+ *   backend protocol IMAGE SLOTS  order of starts and waits, failures, wrong bindings; SLOTS: of streamed experts,
+ *                                 0: weights are mapped
+ *   backend threads IMAGE         the device on its own thread beside a pool; prints the checksum of the logits */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,11 +11,6 @@
 #include "colibri_posix.h"
 #include "support.h"
 
-#define EXPECT(condition)                                             \
-    do {                                                              \
-        if (!(condition)) stop(1, "line %d: %s", __LINE__, #condition); \
-    } while (0)
-
 enum { MAX_CALLS = 64, MAX_BINDINGS = 4096 };
 
 static colibri_image image;
@@ -22,7 +18,7 @@ static colibri_storage storage;
 static colibri_region region;
 static colibri_engine engine;
 static float *logits;
-static const colibri_limits limits = {.struct_bytes = sizeof limits, .sequences = 2, .context = 8, .batch = 4,
+static colibri_limits limits = {.struct_bytes = sizeof limits, .sequences = 2, .context = 8, .batch = 4,
                                       .workers = 2};
 
 /* A backend that takes notes. */
@@ -255,14 +251,16 @@ static void open_image(const char *path)
 
 int main(int argc, char **argv)
 {
-    if (argc == 3 && strcmp(argv[1], "protocol") == 0) {
+    if (argc == 4 && strcmp(argv[1], "protocol") == 0) {
+        limits.expert_slots = (uint32_t)strtoul(argv[3], NULL, 10);
+        limits.weights = limits.expert_slots != 0 ? COLIBRI_WEIGHTS_STREAMED : COLIBRI_WEIGHTS_MAPPED;
         open_image(argv[2]);
         protocol();
     } else if (argc == 3 && strcmp(argv[1], "threads") == 0) {
         open_image(argv[2]);
         threads();
     } else {
-        stop(2, "usage: backend protocol IMAGE | threads IMAGE");
+        stop(2, "usage: backend protocol IMAGE SLOTS | threads IMAGE");
     }
     puts("ok");
     return 0;

@@ -7,11 +7,6 @@
 
 #include "support.h"
 
-#define EXPECT(condition)                                             \
-    do {                                                              \
-        if (!(condition)) stop(1, "line %d: %s", __LINE__, #condition); \
-    } while (0)
-
 static colibri_image image;
 static const colibri_limits small = {.struct_bytes = sizeof small, .sequences = 2, .context = 8, .batch = 3};
 static colibri_region region;

@@ -9,11 +9,6 @@
 #include "colibri_fake_npu.h"
 #include "support.h"
 
-#define EXPECT(condition)                                             \
-    do {                                                              \
-        if (!(condition)) stop(1, "line %d: %s", __LINE__, #condition); \
-    } while (0)
-
 enum { TOKENS = 3, ROWS = 7, MAX_SIZE = 200 };
 
 /* One expert made of random numbers, and a call of it. */

@@ -11,6 +11,11 @@
 /* Exit with a message: 2 for a broken set-up, 1 for a broken promise. */
 _Noreturn void stop(int code, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
+#define EXPECT(condition)                                               \
+    do {                                                                \
+        if (!(condition)) stop(1, "%s:%d: %s", __FILE__, __LINE__, #condition); \
+    } while (0)
+
 /* 64-byte aligned and exactly this long, so that AddressSanitizer sees one byte too far. */
 uint8_t *exact(size_t bytes);
 uint8_t *load_file(const char *path, size_t *bytes);

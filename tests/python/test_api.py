@@ -14,7 +14,8 @@ import pytest
 
 import colibri
 from colibri import _core
-from colibri.engine import EVENT, MemoryRegion
+from colibri.arena import MemoryRegion
+from colibri.engine import EVENT
 from colibri.status import _RULES, error_from
 
 PackedAs = Callable[[str], Path]

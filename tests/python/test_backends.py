@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import checkpoints as ck
-from colibri import DoesNotFitError, Engine, EngineError, Image, _core, plan
+from colibri import DoesNotFitError, Engine, EngineError, Image, ImageError, _core, plan
 from colibri.accelerator import FakeNpu, bound_experts, image_experts
 from colibri.boards import Accelerator, Figure, check_board_file, load_board
 from colibri.errors import EmulateError
@@ -158,7 +158,10 @@ def test_the_device_gives_what_the_operation_is_defined_to_give(sanitize: str) -
 def test_order_of_starts_and_waits_whatever_fails(images: Images, family: str) -> None:
     """Also: inputs do not change in between, wrong bindings and refusals are named."""
     sanitize = SANITIZERS if family == "qwen2_moe" else ""
-    assert program("backend", "protocol", images(family).path, sanitize=sanitize) == "ok\n"
+    image = images(family)
+    for slots in (0, image.config["top_k"]):  # mapped, streamed
+        found = program("backend", "protocol", image.path, slots, sanitize=sanitize)
+        assert found == "ok\n", slots
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss"])
@@ -189,6 +192,59 @@ def test_a_device_that_fails_at_any_call(images: Images, family: str, threaded: 
         assert engine.length() == 0
         engine.core.npu_fail(0, 0)
         assert crc(engine, tokens) == expected
+
+
+# --- streamed experts ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "gpt_oss", "longcat_flash", "lfm2_moe"])
+def test_streamed_experts_go_to_the_device_out_of_their_slots(images: Images, family: str) -> None:
+    image, tokens = images(family), tokens_of(family)
+    expected = run(image, tokens, None, kernels="ref", batch=1)
+    fewest = min(image.config["top_k"], image.config["experts"] - image.config["identities"])
+    cases = itertools.product(
+        ("0", "1-3", "all"), (fewest, fewest + 3, len(image.experts)), (1, 7), (False, True)
+    )
+    for experts, slots, batch, threaded in cases:
+        options = {"weights": "streamed", "expert_slots": slots, "batch": batch}
+        found = run(image, tokens, experts, threaded=threaded, **options)
+        assert found == expected, (experts, options, threaded)
+
+
+@pytest.mark.parametrize("threaded", [False, True])
+def test_a_device_that_fails_while_experts_are_streamed(images: Images, threaded: bool) -> None:
+    """Slots come back and no read stays under way: the call can be repeated."""
+    image, tokens = images("qwen2_moe"), tokens_of("qwen2_moe")[:6]
+    expected = crc(Engine(image, context=32), tokens)
+    for slots, batch in ((4, 1), (9, 6)):
+        npu = FakeNpu(bound_experts(image, "0-2"), ROOM, threaded)
+        engine = Engine(
+            image, context=32, batch=batch, weights="streamed", expert_slots=slots, accelerator=npu
+        )
+        assert engine.experts.bytes_read  # what bind was shown
+        assert crc(engine, tokens) == expected
+        state = engine.core.npu_state()
+        assert state is not None
+        for k, start in itertools.product(range(1, state["commands"] + 1), (False, True)):
+            engine.reset()
+            engine.core.npu_fail(0 if start else k, k if start else 0)
+            with pytest.raises(EngineError, match=r"expert \d: the backend .* failed"):
+                engine.infer(tokens, all_logits=True)
+            assert engine.length() == 0
+            engine.core.npu_fail(0, 0)
+            assert crc(engine, tokens) == expected
+
+
+def test_a_record_that_cannot_be_shown_to_its_backend(images: Images, tmp_path: Path) -> None:
+    image = images("qwen2_moe")
+    experts = bound_experts(image, "1")
+    assert image.path is not None
+    data = bytearray(image.path.read_bytes())
+    data[image.experts[1].offset + 5] ^= 1
+    (tmp_path / "bad.colibri").write_bytes(data)
+    options: dict[str, Any] = {"weights": "streamed", "expert_slots": 4, "context": 8}
+    with pytest.raises(ImageError, match=r"layer 0, expert 1: .* do not match their checksum"):
+        Engine(tmp_path / "bad.colibri", accelerator=FakeNpu(experts, ROOM), **options)
 
 
 def test_device_memory_to_the_byte(images: Images) -> None:

@@ -25,6 +25,7 @@ from colibri.errors import CheckpointError, EngineError, PackError
 from colibri.families import describe
 from colibri.image_format import Order
 from colibri.pack import pack
+from colibri.placement import Placement
 from needs import need
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -335,6 +336,19 @@ def test_seed_decides_the_bytes(tmp_path: Path) -> None:
         "order": "rows",
         "layers": 2,
     }
+
+
+def test_records_at_blocks(tmp_path: Path) -> None:
+    """Laid out for streaming: another image, even where the files are as long."""
+    blocks = Placement.of("monolithic", 4096)
+    image = made("olmoe", tmp_path, placement=blocks)
+    image.verify()
+    assert not any(expert.offset % 4096 for expert in image.experts)
+    wish = Synthetic(GOLDEN / "olmoe" / "config.json", placement=blocks)
+    assert image.path is not None
+    assert make_synthetic(wish, image.path).bytes == image.bytes
+    with pytest.raises(PackError, match="another model"):
+        make_synthetic(Synthetic(wish.config), image.path)
 
 
 def test_layers_are_cut(tmp_path: Path) -> None:

@@ -6,8 +6,10 @@ from __future__ import annotations
 import ast
 import json
 import re
+import signal
 import subprocess
 import sys
+import time
 import zlib
 from collections.abc import Callable
 from pathlib import Path
@@ -440,6 +442,37 @@ def test_a_closed_pipe_is_quiet(q4: Path) -> None:
     done = subprocess.run(["bash", "-c", line], capture_output=True, check=False)
     assert b"Traceback" not in done.stderr
     assert b"Exception" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_unfinished_image(tmp_path: Path, number: int) -> None:
+    checkpoint = Path(__file__).parents[2] / "models/demo-moe"
+    command = [*PROGRAM, "pack", str(checkpoint), "-o", str(tmp_path / "image")]
+    packing = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    until = time.monotonic() + 60
+    while not any(tmp_path.iterdir()) and time.monotonic() < until:
+        time.sleep(0.005)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".tmp"]
+    packing.send_signal(number)
+    _, err = packing.communicate(timeout=60)
+    assert packing.returncode == 128 + number
+    assert b"Traceback" not in err
+    assert not list(tmp_path.iterdir())
+
+
+def test_signals_of_the_caller_stay(colibri: Colibri) -> None:
+    def ours(number: int, frame: object) -> None:
+        raise AssertionError
+
+    before = signal.signal(signal.SIGTERM, ours)
+    try:
+        assert colibri("boards", "list").code == 0
+        assert signal.getsignal(signal.SIGTERM) is ours
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert colibri("boards", "list").code == 0
+    assert signal.getsignal(signal.SIGTERM) == before
 
 
 def test_help_imports_no_command() -> None:

@@ -1,40 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Policies of the expert cache and their replay, against oracles that keep no structure."""
+"""The runtime's expert cache and its replay, against oracles that look at everything."""
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from colibri import Image, load_board
+from cache_policies import ORACLES, Frequency, Lru
+from colibri import Engine, Image, _core, load_board
 from colibri.errors import EmulateError, TraceError
-from colibri.experts.policies import (
-    USES_AN_EXPERT,
-    Belady,
-    Frequency,
-    LeastStale,
-    Lru,
-    PinnedLru,
-    Policy,
-    hottest,
-)
-from colibri.experts.study import ONLINE, POLICIES, SHARINGS, Outcome, Study, run
+from colibri.experts.policies import Belady, hottest_first
+from colibri.experts.study import AUTOMATIC, ONLINE, POLICIES, SHARINGS, Outcome, Study
 from colibri.experts.trace import ExpertTrace, Text, image_id, record
 from colibri_emulator.miss_time import MissTime
+from native import SANITIZERS, program
 
 Steps = list[list[int]]
 
 
-def misses(cache: Policy, steps: Steps) -> list[list[int]]:
+class Cache(Protocol):
+    def touch(self, experts: Sequence[int], /) -> list[int]: ...
+
+
+def misses(cache: Cache, steps: Steps) -> list[list[int]]:
     return [cache.touch(step) for step in steps]
 
 
@@ -42,71 +39,20 @@ def total(missed: list[list[int]]) -> int:
     return sum(map(len, missed))
 
 
-# --- oracles: everything is worked out anew from the history at each step -----------------------
+def through(cache: Any, trace: ExpertTrace) -> list[list[int]]:
+    """What a cache reads at each step of a trace."""
+    out = []
+    for at, step in enumerate(trace.steps):
+        if at % len(trace.layers) == 0:
+            cache.begin_token()
+        out.append(cache.touch(step))
+    return out
 
 
-class Oracle:
-    """A cache as a set; `leaves(held, step, history)` says who goes."""
-
-    def __init__(self, slots: int, steps: Steps) -> None:
-        self.slots, self.steps = slots, steps
-        self.order: Steps = []  # of use: what was there, then what was read
-
-    def run(self) -> list[list[int]]:
-        held: set[int] = set()
-        out = []
-        for now, step in enumerate(self.steps):
-            out.append([x for x in step if x not in held])
-            self.order.append([x for x in step if x in held] + out[-1])
-            self.there = held & set(step)  # who is counted before others leave
-            held |= set(step)
-            while len(held) > self.slots:
-                held.remove(self.leaves(sorted(held - set(step)), now))
-        return out
-
-    def uses(self, x: int, now: int) -> list[int]:
-        """Steps before `now` with this expert."""
-        return [at for at in range(now) if x in self.steps[at]]
-
-    def age(self, x: int, now: int) -> tuple[int, int]:
-        """Larger is older; what a step used first is older."""
-        last = self.uses(x, now)[-1]
-        return now - last, -self.order[last].index(x)
-
-    def leaves(self, free: list[int], now: int) -> int:
-        return max(free, key=lambda x: self.age(x, now))
-
-
-class FrequencyOracle(Oracle):
-    period = 16  # uses until all are halved
-
-    def leaves(self, free: list[int], now: int) -> int:
-        def count(x: int) -> int:
-            flat = [used for order in self.order[:now] for used in order]
-            flat += [used for used in self.order[now] if used in self.there]
-            uses = 0
-            for at, used in enumerate(flat, 1):
-                uses += used == x
-                uses //= 1 + (at % self.period == 0)
-            return uses
-
-        return min(free, key=lambda x: (count(x), *(-a for a in self.age(x, now))))
-
-
-class LeastStaleOracle(Oracle):
-    experts, layers = 4, 3
-
-    def leaves(self, free: list[int], now: int) -> int:
-        here = self.steps[now][0] // self.experts
-
-        def key(x: int) -> tuple[int, ...]:
-            layer = x // self.experts
-            last = self.uses(x, now)[-1]
-            ran = sum(s[0] // self.experts == layer for s in self.steps[last + 1 : now + 1])
-            ahead = layer - here if layer > here else layer - here + self.layers
-            return (ran, ahead, *self.age(x, now))
-
-        return max(free, key=key)
+def runtime(trace: ExpertTrace, slots: int, policy: str, shared: bool,
+            pins: Sequence[int] = ()) -> _core.ExpertCache:  # fmt: skip
+    return _core.ExpertCache(len(trace.layers), trace.experts, slots, _core.POLICIES[policy],
+                             shared, trace.top_k, pins)  # fmt: skip
 
 
 def fewest_misses(slots: int, steps: Steps) -> int:
@@ -137,15 +83,6 @@ def one_layer(draw: st.DrawFn) -> tuple[int, Steps]:
     return draw(st.integers(top_k, experts)), draw(st.lists(step, min_size=1, max_size=40))
 
 
-@st.composite
-def circle(draw: st.DrawFn) -> tuple[int, Steps]:
-    """Slots, and steps of three layers of four experts in turn."""
-    step = st.lists(st.integers(0, 3), min_size=2, max_size=2, unique=True)
-    tokens = draw(st.lists(st.tuples(step, step, step), min_size=1, max_size=12))
-    steps = [[4 * m + x for x in one] for token in tokens for m, one in enumerate(token)]
-    return draw(st.integers(2, 12)), steps
-
-
 def trace_of(choices: Any, experts: int, *, identities: int = 0) -> ExpertTrace:
     """A trace with these choices: tokens x layers x top_k."""
     array = np.array(choices, np.uint16)
@@ -165,51 +102,62 @@ def random_trace(tokens: int, layers: int, experts: int, top_k: int, seed: int) 
 # --- policies -------------------------------------------------------------------------------------
 
 
-@settings(max_examples=150, deadline=None)
-@given(one_layer())
-def test_lru_does_what_its_definition_says(given_: tuple[int, Steps]) -> None:
-    slots, steps = given_
-    assert misses(Lru(slots), steps) == Oracle(slots, steps).run()
+@settings(max_examples=120, deadline=None)
+@given(st.data())
+def test_the_runtime_does_what_its_policies_say(data: st.DataObject) -> None:
+    """Which experts are read at each step: shared slots and slots of a layer, with pins."""
+    layers, experts = data.draw(st.integers(1, 4)), data.draw(st.integers(2, 9))
+    top_k = data.draw(st.integers(1, min(3, experts)))
+    trace = random_trace(60, layers, experts, top_k, data.draw(st.integers(0, 10**6)))
+    shared = data.draw(st.booleans())
+    slots = data.draw(st.integers(top_k if shared else top_k * layers, layers * experts))
+    size = slots if shared else slots // layers  # what surely may be pinned of a set
+    room = max(0, min(size // 2, size - top_k))
+    order = data.draw(st.permutations(range(experts)))[: data.draw(st.integers(0, room))]
+    pins = [m * experts + x for m in range(1 if shared else layers) for x in order]
+    for policy, oracle in ORACLES.items():
+        cache = runtime(trace, slots, policy, shared, pins)
+        assert cache.pinned == len(pins)
+        expected = through(oracle(layers, experts, slots, shared, pins), trace)
+        assert through(cache, trace) == expected, policy
+        assert cache.misses == total(expected)
+        assert cache.hits == sum(map(len, trace.steps)) - total(expected)
 
 
-@settings(max_examples=150, deadline=None)
-@given(one_layer(), st.integers(1, 9))
-def test_frequency_does_what_its_definition_says(given_: tuple[int, Steps], uses: int) -> None:
-    slots, steps = given_
-    cache, oracle = Frequency(slots, 1), FrequencyOracle(slots, steps)
-    assert cache.period == oracle.period
-    cache.period = oracle.period = uses
-    assert misses(cache, steps) == oracle.run()
+def test_pins_are_the_first_that_have_room() -> None:
+    """Half of a set, and what a token needs beside it."""
+    trace = random_trace(1, 2, 8, 3, 0)
+    every = range(16)
+    for slots, least, pinned in (
+        (8, 1, 4),
+        (8, 3, 2),
+        (9, 1, 4),
+        (10, 3, 4),
+        (6, 3, 0),
+        (16, 3, 8),
+    ):
+        cache = _core.ExpertCache(2, 8, slots, 1, False, least, every)
+        assert cache.pinned == pinned, (slots, least)
+        shared = _core.ExpertCache(2, 8, slots, 1, True, least, every)
+        assert shared.pinned == min(slots // 2, slots - least)
+    cache = runtime(trace, 8, "lru", True, [5, 5, 7])
+    assert cache.pinned == 2
 
 
-@settings(max_examples=150, deadline=None)
-@given(circle())
-def test_least_stale_does_what_its_definition_says(given_: tuple[int, Steps]) -> None:
-    slots, steps = given_
-    assert misses(LeastStale(slots, 4, 3), steps) == LeastStaleOracle(slots, steps).run()
+@pytest.mark.parametrize("seed", [1, 2])
+def test_invariants_under_random_operations(seed: int) -> None:
+    """tests/c/expert_cache.c: arrivals in any order, reads that fail, caps, who may leave."""
+    assert program("expert_cache", 200, seed, sanitize=SANITIZERS).startswith("120 caches")
 
 
-@settings(max_examples=100, deadline=None)
-@given(one_layer())
-def test_least_stale_is_lru_in_one_layer(given_: tuple[int, Steps]) -> None:
-    slots, steps = given_
-    assert misses(LeastStale(slots, 7, 1), steps) == misses(Lru(slots), steps)
-
-
-@settings(max_examples=150, deadline=None)
-@given(one_layer(), st.data())
-def test_pinned_stay_and_the_rest_is_lru(given_: tuple[int, Steps], data: st.DataObject) -> None:
-    slots, steps = given_
-    most = slots - len(steps[0])
-    pinned = data.draw(st.sets(st.integers(0, 6), max_size=most))
-    found = misses(PinnedLru(slots, pinned), steps)
-    rest = [[x for x in step if x not in pinned] for step in steps]
-    others = Oracle(slots - len(pinned), rest).run()
-    seen: set[int] = set()
-    for missed, step, other in zip(found, steps, others, strict=True):
-        first = [x for x in step if x in pinned and x not in seen]
-        seen |= set(step)
-        assert missed == first + other
+def test_an_expert_twice_in_a_step_is_refused() -> None:
+    cache = _core.ExpertCache(1, 8, 4, 1, True)
+    with pytest.raises(ValueError, match="an expert twice"):
+        cache.touch([3, 3])
+    with pytest.raises(ValueError, match="no such expert"):
+        cache.touch([8])
+    with pytest.raises(ValueError, match="shape"):
+        _core.ExpertCache(4, 8, 3, 1, False)
 
 
 @settings(max_examples=60, deadline=None)
@@ -233,52 +181,31 @@ def test_nobody_beats_belady(seed: int, top_k: int, slots: int) -> None:
             assert study.points_from_belady(outcome) >= 0
 
 
-class _Watched(Lru):
-    """What an LRU cache holds when it is full."""
-
-    most = 0
-
-    def touch(self, experts: Sequence[int]) -> list[int]:
-        missing = super().touch(experts)
-        self.most = max(self.most, len(self.held))
-        assert set(experts) <= set(self.held)
-        return missing
-
-
-@settings(max_examples=60, deadline=None)
-@given(one_layer())
-def test_a_cache_never_holds_more_than_its_slots(given_: tuple[int, Steps]) -> None:
-    slots, steps = given_
-    cache = _Watched(slots)
-    misses(cache, steps)
-    assert cache.most <= slots
-    stale = LeastStale(slots, 7, 1)
-    for step in steps:
-        stale.touch(step)
-        assert stale.count == sum(map(len, stale.held)) <= slots
+def one_set(slots: int, policy: str, pins: Sequence[int] = (), experts: int = 4) -> Any:
+    return _core.ExpertCache(1, experts, slots, _core.POLICIES[policy], False, 1, pins)
 
 
 def test_by_hand() -> None:
     """Three slots, two experts a step."""
     steps = [[0, 1], [2, 0], [3, 1], [0, 1], [2, 3], [0, 1]]
     # [3, 1]: 1 is the oldest but in use; 0, which was there before 2 was read, leaves.
-    assert misses(Lru(3), steps) == [[0, 1], [2], [3], [0], [2], [1]]
+    assert misses(one_set(3, "lru"), steps) == [[0, 1], [2], [3], [0], [2], [1]]
     # [3, 1]: 0 is needed before 2, which leaves.
     assert misses(Belady(3, steps), steps) == [[0, 1], [2], [3], [], [2], [0]]
     # 0 is pinned, and two slots are for the rest: at [2, 3] it is 1 that leaves.
-    assert misses(PinnedLru(3, [0]), steps) == [[0, 1], [2], [3], [], [2], [1]]
+    assert misses(one_set(3, "lru", [0]), steps) == [[0, 1], [2], [3], [], [2], [1]]
 
 
 def test_frequency_keeps_what_was_used_often_and_forgets() -> None:
-    def after(quiet: int) -> list[int]:
+    def leaves(quiet: int) -> int:
         """0 is used often, then 1 a little, `quiet` steps apart; does 0 or 1 leave for 3?"""
-        cache = Frequency(3, 4)
+        cache = one_set(3, "frequency")
         for step in [[0]] * 5 + [[2]] * quiet + [[1]] * 2 + [[3]]:
             cache.touch(step)
-        return sorted(cache.held)
+        return 1 if cache.touch([0]) == [] else 0
 
-    assert after(3) == [0, 2, 3]  # though 0 is older
-    assert after(3 * USES_AN_EXPERT * 4) == [1, 2, 3]  # the uses of 0 are halved away
+    assert leaves(3) == 1  # though 0 is older
+    assert leaves(3 * 8 * 4) == 0  # the uses of 0 are halved away
 
 
 def test_least_stale_keeps_what_the_next_layer_needs() -> None:
@@ -286,13 +213,14 @@ def test_least_stale_keeps_what_the_next_layer_needs() -> None:
 
     Keeping what comes next, three first misses are followed by a hit and a miss in turn.
     """
-    steps = [[4 * m] for _ in range(6) for m in range(3)]
-    assert total(misses(Lru(2), steps)) == 18
-    assert total(misses(LeastStale(2, 4, 3), steps)) == fewest_misses(2, steps) == 10
+    trace = trace_of([[[0]] * 3] * 6, 4)
+    lru, stale = (through(runtime(trace, 2, p, True), trace) for p in ("lru", "least-stale"))
+    assert total(lru) == 18
+    assert total(stale) == fewest_misses(2, trace.steps) == 10
 
 
 def test_hottest_are_the_most_used_then_the_lowest() -> None:
-    assert hottest([(5, 1), (3, 7), (4, 7), (9, 8)], 3) == [9, 3, 4]
+    assert hottest_first([[1, 0, 7], [7, 8, 0]]) == [4, 2, 3, 0]
 
 
 # --- replay ---------------------------------------------------------------------------------------
@@ -426,14 +354,66 @@ def _demo_trace(image: Image, demo: Path, name: str, first: int | None = None) -
     return record(image, Text.of_text(text, image).first(first))
 
 
+def _beginning(image: Image, demo: Path, domain: str) -> ExpertTrace:
+    return _demo_trace(image, demo, f"valid_{domain}", 2000)
+
+
 @pytest.mark.parametrize("domain", DOMAINS)
-def test_frequency_is_not_below_lru_on_the_demo(domain: str, demo_image: Any, demo: Path) -> None:
-    """At a quarter and at half of the experts."""
-    study = Study(_demo_trace(Image(demo_image("q4")), demo, f"valid_{domain}", 2000))
+def test_the_automatic_policy_is_not_below_lru_on_the_demo(
+    domain: str, demo_image: Any, demo: Path
+) -> None:
+    """At a quarter and at half of the experts; and the study's cache is what the oracles say."""
+    image = Image(demo_image("q4"))
+    trace = _beginning(image, demo, domain)
+    study = Study(trace)
     for slots in (4, 8):
+        engine = Engine(image, 8, weights="streamed", expert_slots=6 * slots)
+        assert (engine.experts.policy, engine.experts.slots_per_layer) == (AUTOMATIC, slots)
         for sharing in SHARINGS:
-            lru, frequency = (study.replay(p, sharing, slots) for p in ("lru", "frequency"))
-            assert frequency.hits >= lru.hits, (slots, sharing)
+            lru, automatic = (study.replay(p, sharing, slots) for p in ("lru", AUTOMATIC))
+            assert automatic.hits >= lru.hits, (slots, sharing)
+    for shared, (policy, oracle) in product((False, True), ORACLES.items()):
+        hot = [16 * m + x for m in range(6) for x in hottest_first(trace.heat[m : m + 1])[:2]]
+        for pins in ([], hot):
+            expected = through(oracle(6, 16, 27, shared, pins), trace)
+            assert through(runtime(trace, 27, policy, shared, pins), trace) == expected, policy
+
+
+@pytest.mark.parametrize(
+    ("slots", "policy", "pin"),
+    [(24, AUTOMATIC, False), (48, AUTOMATIC, False), (24, AUTOMATIC, True), (8, AUTOMATIC, False),
+     (27, "lru", False), (9, "least-stale", False)],
+)  # fmt: skip
+def test_a_run_reads_what_the_study_says(
+    slots: int, policy: str, pin: bool, demo_image: Any, demo: Path
+) -> None:
+    """Each token's bytes, to the byte; nothing else is read after the engine was made."""
+    image = Image(demo_image("q4"))
+    trace = _demo_trace(image, demo, "valid_docs", 600)
+    assert trace.window == 512
+    hot = hottest_first(trace.heat) if pin else []
+    engine = Engine(image, 512, batch=1, weights="streamed", expert_slots=slots, trace=True,
+                    policy="auto" if policy == AUTOMATIC else policy,
+                    pins=[(x // 16, x % 16) for x in hot])  # fmt: skip
+    engine.take_trace()
+    cache = runtime(trace, slots, policy, slots < 12, hot)
+    assert engine.experts.pinned == cache.pinned == (12 if pin else 0)
+    before = 0
+    for at, token in enumerate(trace.text.ids):
+        if at % trace.window == 0:
+            engine.reset()
+        engine.infer([token])
+        cache.begin_token()
+        missed = [x for step in trace.steps[6 * at : 6 * at + 6] for x in cache.touch(step)]
+        now = engine.experts.bytes_read
+        assert now - before == sum(trace.record_bytes[x // 16] for x in missed), at
+        before = now
+        reads = [e for e in engine.take_trace() if e["kind"] == _core.EVENTS["read"]]
+        assert [16 * int(e["layer"]) + int(e["index"]) for e in reads] == missed
+    assert (engine.experts.hits, engine.experts.misses) == (cache.hits, cache.misses)
+    if slots % 6 == 0 and not pin:
+        outcome = Study(trace).replay(policy, "per-layer", slots // 6)
+        assert (outcome.hits, outcome.bytes_read) == (cache.hits, before)
 
 
 @pytest.fixture(scope="session")
@@ -457,27 +437,26 @@ def test_table_of_the_page(full: dict[str, ExpertTrace], page: str) -> None:
         for slots in (4, 8):
             for sharing in SHARINGS:
                 rates = [study.replay(policy, sharing, slots).hit_rate for policy in POLICIES]
-                left = 100 * (rates[-1] - rates[1])
+                left = 100 * (rates[-1] - rates[1])  # of frequency
                 cells = " | ".join(f"{100 * rate:.2f}" for rate in rates)
                 row = f"| {slots} | {sharing} | {domain} | {cells} | {left:.2f} |"
                 assert row in page, row
 
 
-def _rate(trace: ExpertTrace, make: Callable[[int], Policy]) -> float:
-    """Hit rate in percent with a cache for each layer."""
-    missed: list[int] = []
-    for m in range(6):
-        run(make(m), trace.steps[m::6], missed)
-    return 100 * (1 - len(missed) / (trace.tokens * 6 * trace.top_k))
+def _rate(trace: ExpertTrace, cache: Any) -> float:
+    """Hit rate in percent."""
+    missed = total(through(cache, trace))
+    return 100 * (1 - missed / (trace.tokens * 6 * trace.top_k))
 
 
 @pytest.mark.long
 def test_pinning_of_the_page(full: dict[str, ExpertTrace], page: str) -> None:
     def rate(domain: str, slots: int, count: int) -> str:
-        def make(m: int) -> Policy:
-            return PinnedLru(slots, hottest(enumerate(full["pin"].heat[m], 16 * m), count))
-
-        return f"{_rate(full[domain], make):.2f}"
+        heat = full["pin"].heat
+        pins = [16 * m + x for m in range(6) for x in hottest_first(heat[m : m + 1])[:count]]
+        cache = runtime(full[domain], 6 * slots, AUTOMATIC, False, pins)
+        assert cache.pinned == 6 * count
+        return f"{_rate(full[domain], cache):.2f}"
 
     for slots, counts in ((4, (0, 1, 2)), (8, (0, 2, 4))):
         code, scripture = (", ".join(rate(domain, slots, count) for count in counts)
@@ -486,34 +465,49 @@ def test_pinning_of_the_page(full: dict[str, ExpertTrace], page: str) -> None:
         assert scripture in page
 
 
-class _Forgetful(Frequency):
-    """Forgets the uses of an expert that leaves."""
-
-    def victim(self) -> int:
-        leaves = super().victim()
-        self.counts[leaves] = 0
-        return leaves
-
-
 @pytest.mark.long
 def test_counting_of_the_page(full: dict[str, ExpertTrace], page: str) -> None:
-    def means(make: Callable[[int], Policy], end: str) -> str:
-        rates = [
-            np.mean([_rate(full[domain], lambda _: make(slots)) for domain in DOMAINS])  # noqa: B023
-            for slots in (4, 8)
-        ]
-        return f"{rates[0]:.2f} and {rates[1]:.2f} %{end}"
+    def means(make: Callable[[int], Any]) -> str:
+        rates = [np.mean([_rate(full[domain], make(6 * slots)) for domain in DOMAINS])
+                 for slots in (4, 8)]  # fmt: skip
+        return f"{rates[0]:.2f} | {rates[1]:.2f}"
 
-    def halved(tokens: int) -> Callable[[int], Policy]:
-        def make(slots: int) -> Policy:
-            cache = Frequency(slots, 16)
-            cache.period = tokens * 2
+    def rule(most: int, uses: int) -> Callable[[int], Frequency]:
+        def make(slots: int) -> Frequency:
+            cache = Frequency(6, 16, slots, False)
+            cache.most, cache.uses_an_expert = most, uses
             return cache
 
         return make
 
-    for tokens in (16, 64, 128, 256):
-        assert means(halved(tokens), "") in page, tokens
-    assert f"never {means(halved(10**9), '')}" in page
-    assert f"leave, {means(lambda slots: _Forgetful(slots, 16), '.')}" in page
-    assert f"LRU has {means(Lru, '.')}" in page
+    for most, uses in ((31, 8), (31, 2), (31, 16), (15, 4), (10**9, 16), (10**9, 10**9)):
+        names = "none" if most > 31 else most, "never" if uses > 99 else uses
+        assert f"| {names[0]} | {names[1]} | {means(rule(most, uses))} |" in page
+    assert f"| LRU | | {means(lambda slots: Lru(6, 16, slots, False))} |" in page
+
+
+def synthetic(stays: float, skew: float) -> ExpertTrace:
+    """Of 64 experts 8; each stays for the next token with a probability, others are drawn anew.
+
+    Drawn by weights that fall as rank^-skew, in another order in each layer.
+    """
+    rng = np.random.default_rng(1)
+    layers, experts, top_k, tokens = 4, 64, 8, 2000
+    weights = [rng.permutation(np.arange(1.0, experts + 1) ** -skew) for _ in range(layers)]
+    choices = np.zeros((tokens, layers, top_k), np.int64)
+    for token, m in product(range(tokens), range(layers)):
+        kept = choices[token - 1, m][rng.random(top_k) < stays] if token else choices[0, 0, :0]
+        keys = np.log(weights[m]) + rng.gumbel(size=experts)  # drawing without replacement
+        keys[kept] = np.inf
+        choices[token, m] = np.argsort(-keys)[:top_k]
+    return trace_of(choices, experts)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("stays", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize("skew", [0.0, 0.5, 1.0])
+def test_other_kinds_of_routing_of_the_page(stays: float, skew: float, page: str) -> None:
+    study = Study(synthetic(stays, skew))
+    rates = [f"{100 * study.replay(policy, 'per-layer', slots).hit_rate:.2f}"
+             for slots in (16, 32) for policy in ("lru", AUTOMATIC)]  # fmt: skip
+    assert f"| {stays:g} | {skew:g} | {' | '.join(rates)} |" in page

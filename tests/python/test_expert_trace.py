@@ -343,7 +343,8 @@ def test_json_of_a_study(colibri: Run, file: Path) -> None:
     code, out, _ = colibri("cache-study", file, "--slots", "4,50%", "--json")
     found = json.loads(out)
     assert code == 0
-    assert list(found) == ["schema", "kind", "trace", "pin", "rows", "best", "prediction"]
+    assert list(found) == ["schema", "kind", "trace", "pin", "rows", "best", "automatic",
+                           "prediction"]  # fmt: skip
     assert (found["schema"], found["kind"], found["prediction"]) == (1, "counted", None)
     every = [(r["slots_per_layer"], r["sharing"], r["policy"]) for r in found["rows"]]
     assert every == [(n, s, p) for n in (4, 8) for s in SHARINGS for p in POLICIES]

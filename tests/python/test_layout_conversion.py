@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ import checkpoints as ck
 from colibri import Engine, Image, cli
 from colibri.convert import convert
 from colibri.errors import PackError
+from colibri.pack import pack
 from colibri.placement import LAYOUTS
 from image_reader import walk
 from layouts import companion, content, copied, four_shards, packed, placement, run
@@ -65,6 +67,43 @@ def test_layouts_hold_the_same_model(tmp_path: Path, family: str) -> None:
             target.parent.mkdir()
             convert(image, target, placement(other, largest))
             assert content(target) == content(made[other]), (layout, other)
+
+
+def test_companions_of_the_image_before_do_not_stay(tmp_path: Path) -> None:
+    """By its tables and its name: not what only looks like them, nor a copy's, nor an input."""
+    source = ck.GOLDEN / "qwen2_moe"
+    image = packed(tmp_path / "a", "sharded", source)
+    shards = len(Image(image).paths) - 1
+    assert shards > 2
+    foreign = image.with_name(f"m.colibri.{shards + 1}")
+    foreign.write_bytes(b"mine")
+    copy = image.with_name("copy.colibri")  # of the core: its companions keep the other's name
+    shutil.copy(image, copy)
+    pack(source, image, quant="q4", placement=placement("hybrid"))
+    assert sorted(path.name for path in image.parent.iterdir()) == [
+        "copy.colibri", "m.colibri", "m.colibri.1", foreign.name
+    ]  # fmt: skip
+    Image(image).verify()
+    pack(source, image, quant="q4")
+    assert sorted(path.name for path in image.parent.iterdir()) == [
+        "copy.colibri", "m.colibri", foreign.name
+    ]  # fmt: skip
+
+    other = packed(tmp_path / "b", "sharded", source)
+    copy = other.with_name("copy.colibri")
+    shutil.copy(other, copy)
+    pack(source, copy, quant="q4")  # its companions are named after the other image
+    convert(Image(other), other.with_name("again.colibri"), placement("monolithic"))
+    Image(other).verify()
+    shutil.copy(other, copy)
+    convert(copy, other, placement("monolithic"))  # reads what it would remove
+    Image(copy).verify()
+
+    third = packed(tmp_path / "c", "sharded", source)
+    third.with_name("m.colibri.2").write_bytes(b"broken")  # no whole image: nothing is known
+    pack(source, third, quant="q4")
+    assert third.with_name("m.colibri.3").exists()
+    assert third.with_name("m.colibri.2").read_bytes() == b"broken"
 
 
 def test_the_input_is_not_written_over(copy: Path, tmp_path: Path) -> None:

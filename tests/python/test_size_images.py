@@ -14,6 +14,7 @@ from colibri.cli import main
 from colibri.errors import SizeError
 from colibri.fit import judge
 from colibri.fit.hex_files import MAX_AREAS, read_intel_hex, read_srec
+from colibri.fit.stack import StackOptions
 from needs import need
 from size_support import FLASH, RAM, board, codes, firmware, region, said, usage, used
 
@@ -249,6 +250,11 @@ def test_a_raw_binary_may_begin_like_anything(tmp_path: Path) -> None:
     for first in (b":", b"S1", b"{", b"MZ"):
         path.write_bytes(first + bytes(14))
         assert used(judge(path, board(), base=RAM)) == {"FLASH": 0, "SRAM": len(first) + 14}
+
+
+def test_an_image_has_no_code_to_bound_a_stack_of(tmp_path: Path) -> None:
+    with pytest.raises(SizeError, match=r"--stack: is no ELF \(intel-hex\)"):
+        judge(written(tmp_path, intel_hex(TWO)), None, None, StackOptions())
 
 
 def test_images_that_are_flashed_together(tmp_path: Path) -> None:

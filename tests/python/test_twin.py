@@ -17,10 +17,11 @@ from colibri import Engine, Image, plan
 from colibri.boards import Board, list_boards, load_board
 from colibri.generate import Request, generate
 from colibri.sampling import Sampling
-from colibri_emulator.clock import ATTEND, EXPERT, MATMUL, READ, VECTOR, Clock, Placement, predict
+from colibri_emulator.clock import ATTEND, EXPERT, MATMUL, VECTOR, Clock, Placement, predict
 from colibri_emulator.memory import PAGE, PAINT_MARGIN, GuardedRegion, Side
 from colibri_emulator.report import RegionUse
 from colibri_emulator.storage import Medium
+from colibri_emulator.storage_time import READ, READ_WAIT
 from colibri_emulator.twin import _guarded_regions, _memory_fault, arena_used, run_twin
 
 SIDES: tuple[Side, ...] = ("end", "start")
@@ -114,7 +115,7 @@ def test_reading_costs_blocks_and_bytes() -> None:
 
 def events(*rows: tuple[int, int, int, int]) -> np.ndarray:
     """Events from (kind, index, bytes, work)."""
-    return np.array([(kind, 0, index, 1, size, work) for kind, index, size, work in rows], EVENT)
+    return np.array([(kind, 0, index, 0, size, work) for kind, index, size, work in rows], EVENT)
 
 
 def pico_clock(workers: int = 1) -> Clock:
@@ -175,8 +176,8 @@ def test_reads_are_charged_to_the_storage() -> None:
     board = load_board("raspberry-pi-5-2gb")
     name = board.regions[0].name
     clock = Clock(board, Placement(name, name, name), workers=1, medium=card())
-    charge = clock.charge(events((READ, 0, 85_000_000, 0)))
-    assert charge.limit == "reading SD"
+    charge = clock.charge(events((READ, 0, 85_000_000, 0), (READ_WAIT, 0, 85_000_000, 0)))
+    assert charge.limit == "waiting for SD"
     assert charge.seconds["mid"] > 1.0
 
 

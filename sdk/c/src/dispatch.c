@@ -8,6 +8,7 @@
 
 #include "float_math.h"
 #include "offload.h"
+#include "preference.h"
 #include "size.h"
 #include "stream.h"
 
@@ -72,13 +73,23 @@ static void score(const struct colibri_dispatch *d, uint32_t role, struct activa
                    scores, e->image->config.experts);
 }
 
-void colibri_dispatch_early(const struct engine *e, uint32_t layer)
+/* The choice of one token; those of attention's experts go by the scores alone. */
+static colibri_status choose(const struct colibri_dispatch *d, uint32_t token, uint32_t role, const float *selection,
+                             float *scores)
 {
-    const colibri_config *c = &e->image->config;
-    struct colibri_dispatch d = {.engine = e, .layer = layer};
-    struct activations hidden = {.values = colibri_floats(e, COLIBRI_BUFFER_HIDDEN), .columns = c->hidden,
-                                 .stride = c->hidden, .rows = e->tokens};
-    score(&d, COLIBRI_ROLE_ROUTER, &hidden, colibri_floats(e, COLIBRI_BUFFER_ROUTER));
+    const colibri_config *c = &d->engine->image->config;
+    uint16_t *ids = d->ids + (size_t)token * c->top_k;
+    float *weights = d->weights + (size_t)token * c->top_k;
+#if COLIBRI_WITH_PREFERENCE
+    struct colibri_preference p;
+    if (role == COLIBRI_ROLE_ROUTER && colibri_preference_of(d, token, &p)) {
+        colibri_status status = colibri_route(c, selection, &p, scores, ids, weights);
+        colibri_preference_count(d, token);
+        return status;
+    }
+#endif
+    (void)role;
+    return colibri_route_topk(c, selection, scores, ids, weights);
 }
 
 colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role, struct activations *in)
@@ -89,15 +100,11 @@ colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role,
     const float *factor = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_WEIGHT);
     uint32_t place = d->layer | (role == COLIBRI_ROLE_ROUTER ? 0 : COLIBRI_TRACE_ATTENTION);
     const float *selection = colibri_vector_of(e, d->layer, COLIBRI_ROLE_ROUTER_SELECTION);
-    colibri_layer kind;
-    colibri_image_layer(e->image, d->layer, &kind);
     lay_out(d);
-    if (!(kind.flags & COLIBRI_LAYER_EARLY_ROUTER))
-        score(d, role, in, scores);
+    score(d, role, in, scores);
     for (uint32_t t = 0; t < e->tokens; t++) {
         uint32_t at = t * c->top_k;
-        if (colibri_route_topk(c, selection, scores + (size_t)t * c->experts, d->ids + at,
-                               d->weights + at) != COLIBRI_OK)
+        if (choose(d, t, role, selection, scores + (size_t)t * c->experts) != COLIBRI_OK)
             return colibri_fail(e->error, COLIBRI_ERR_NONFINITE, d->layer, 0, 0);
         for (uint32_t k = 0; k < c->top_k; k++) {
             if (factor != NULL)
@@ -326,30 +333,63 @@ static void compute_active(const struct colibri_dispatch *d, struct activations 
     }
 }
 
-colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in)
+/* Those that were missing, as they arrive; a bound one goes to its backend out of its slot. */
+static colibri_status run_arriving(struct colibri_mixture *m, struct activations *in, const float *weights,
+                                   float *outputs)
 {
+    colibri_status status = COLIBRI_OK;
+    struct colibri_offload away;
+    while (status == COLIBRI_OK && colibri_stream_next(m, &status)) {
+        status = colibri_offload_start(&away, &m->dispatch, in, weights, outputs);
+        if (status == COLIBRI_OK) {
+            compute_active(&m->dispatch, in, outputs);
+            status = colibri_offload_wait(&away);
+        }
+        if (status != COLIBRI_OK)
+            colibri_stream_abandon(m);
+    }
+    return status;
+}
+
+colibri_status colibri_mixture_route(struct colibri_mixture *m, const struct engine *e, uint32_t layer,
+                                     struct activations *in)
+{
+    m->dispatch = (struct colibri_dispatch){.engine = e, .layer = layer};
+    colibri_status status = colibri_dispatch_route(&m->dispatch, COLIBRI_ROLE_ROUTER, in);
+    if (status == COLIBRI_OK)
+        colibri_stream_start(m);
+    return status;
+}
+
+colibri_status colibri_mixture_route_early(struct colibri_mixture *m, const struct engine *e, uint32_t layer)
+{
+    const uint32_t columns = e->image->config.hidden;
+    struct activations hidden = {.values = colibri_floats(e, COLIBRI_BUFFER_HIDDEN), .columns = columns,
+                                 .stride = columns, .rows = e->tokens};
+    return colibri_mixture_route(m, e, layer, &hidden);
+}
+
+colibri_status colibri_mixture_run(struct colibri_mixture *m, struct activations *in)
+{
+    struct colibri_dispatch *d = &m->dispatch;
+    const struct engine *e = d->engine;
     const colibri_config *c = &e->image->config;
-    struct colibri_dispatch d = {.engine = e, .layer = layer};
-    colibri_status status = colibri_dispatch_route(&d, COLIBRI_ROLE_ROUTER, in);
-    if (status != COLIBRI_OK)
-        return status;
     bool on_input = (c->router_flags & COLIBRI_ROUTER_ON_INPUT) != 0;
+    const float *weights = on_input ? d->weights : NULL;
     float *outputs = colibri_floats(e, COLIBRI_BUFFER_EXPERT_OUT);
     struct colibri_offload away;
-    struct colibri_stream stream;
-    status = colibri_offload_start(&away, &d, in, on_input ? d.weights : NULL, outputs);
-    if (status != COLIBRI_OK)
-        return status;
-    if (colibri_streams(e))
-        colibri_stream_start(&stream, &d);
-    compute_active(&d, in, outputs);
-    struct combine combine = {&d, outputs, NULL, NULL,
-                              colibri_vector_of(e, layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
-    share(&d, in, &combine);
-    while (colibri_streams(e) && colibri_stream_next(&stream, &d, &status))
-        compute_active(&d, in, outputs);
-    if (status == COLIBRI_OK)
+    struct combine combine = {d, outputs, NULL, NULL,
+                              colibri_vector_of(e, d->layer, COLIBRI_ROLE_EXPERTS_BIAS), in->values, !on_input};
+    colibri_status status = colibri_offload_start(&away, d, in, weights, outputs);
+    if (status == COLIBRI_OK) {
+        compute_active(d, in, outputs);
+        share(d, in, &combine);
         status = colibri_offload_wait(&away);
+    }
+    if (status == COLIBRI_OK)
+        status = run_arriving(m, in, weights, outputs);
+    else
+        colibri_stream_abandon(m);
     if (status == COLIBRI_OK)
         colibri_run_rows(e, e->tokens, c->hidden, combine_token, &combine);
     return status;

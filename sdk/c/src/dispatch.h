@@ -27,9 +27,6 @@ struct colibri_dispatch {
 /* Index of a layer's first expert in the expert table. */
 uint32_t colibri_first_expert(const colibri_image *image, uint32_t layer);
 
-/* Scores of a layer whose router reads its input early; they wait in the router's buffer for the route. */
-void colibri_dispatch_early(const struct engine *e, uint32_t layer);
-
 /* Scores in with the router of that role, chooses, packs. NONFINITE when a score is. */
 colibri_status colibri_dispatch_route(struct colibri_dispatch *d, uint32_t role, struct activations *in);
 

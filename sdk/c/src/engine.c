@@ -8,6 +8,7 @@
 #include "image_rules.h"
 #include "offload.h"
 #include "options.h"
+#include "preference.h"
 #include "rope.h"
 #include "size.h"
 #include "step_tokens.h"
@@ -96,6 +97,20 @@ static colibri_status carve(struct engine *e, const colibri_plan_result *plan,
     return COLIBRI_OK;
 }
 
+enum { OWNER = 8 }; /* bytes in front of the state */
+
+/* Whose memory this is: the handle of the last init here. */
+static uintptr_t *owner(const struct engine *e)
+{
+    return (uintptr_t *)(void *)(e->buffers[COLIBRI_BUFFER_STATE] - OWNER);
+}
+
+/* False too when another engine has been made in the same memory. */
+static bool alive(const struct engine *e)
+{
+    return e != NULL && e->image != NULL && *owner(e) == (uintptr_t)e;
+}
+
 static colibri_status fill_engine(struct engine *e, const colibri_plan_result *plan, const colibri_region *regions,
                                   const colibri_platform *platform, colibri_error *error)
 {
@@ -107,12 +122,17 @@ static colibri_status fill_engine(struct engine *e, const colibri_plan_result *p
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 4, plan->limits.workers, pool->workers);
     e->kernels = e->platform.kernels != NULL ? e->platform.kernels : &colibri_kernels_ref;
     colibri_status status = carve(e, plan, regions, error);
+    if (status != COLIBRI_OK)
+        return status;
+    memset(e->buffers[COLIBRI_BUFFER_STATE], 0, OWNER + (size_t)e->limits.sequences * 8); /* an older engine's end */
+    e->buffers[COLIBRI_BUFFER_STATE] += OWNER;
+    colibri_preference_init(e);
+    e->error = error;
+    status = load_weights(e, error);
     if (status == COLIBRI_OK)
-        status = load_weights(e, error);
-    if (status == COLIBRI_OK)
-        status = colibri_offload_bind(e, error);
-    if (status == COLIBRI_OK)
-        memset(e->buffers[COLIBRI_BUFFER_STATE], 0, (size_t)e->limits.sequences * 8);
+        status = colibri_offload_bind(e);
+    e->error = NULL;
+    *owner(e) = (uintptr_t)e;
     return status;
 }
 
@@ -211,9 +231,17 @@ static colibri_status mix(const struct engine *e, uint32_t l, const colibri_laye
     return status;
 }
 
+/* Routes what has not been routed before the mixer. */
+static colibri_status experts(const struct engine *e, uint32_t l, struct colibri_mixture *m, struct activations *in)
+{
+    colibri_status status = m->dispatch.engine != NULL ? COLIBRI_OK : colibri_mixture_route(m, e, l, in);
+    return status == COLIBRI_OK ? colibri_mixture_run(m, in) : status;
+}
+
 #if COLIBRI_WITH_BESIDE
 /* Experts beside a dense FFN: their output waits in a buffer of its own. */
-static colibri_status experts_beside(const struct engine *e, uint32_t l, struct activations *normed)
+static colibri_status experts_beside(const struct engine *e, uint32_t l, struct colibri_mixture *m,
+                                     struct activations *normed)
 {
     struct activations beside = *normed;
     beside.values = colibri_floats(e, COLIBRI_BUFFER_BESIDE);
@@ -221,7 +249,7 @@ static colibri_status experts_beside(const struct engine *e, uint32_t l, struct 
         colibri_norm(e, colibri_floats(e, COLIBRI_BUFFER_HIDDEN), l, COLIBRI_ROLE_EXPERTS_NORM, 0, &beside);
     else
         memcpy(beside.values, normed->values, (size_t)normed->rows * normed->columns * sizeof *normed->values);
-    colibri_status status = colibri_experts(e, l, &beside);
+    colibri_status status = experts(e, l, m, &beside);
     if (status == COLIBRI_OK && colibri_vector_of(e, l, COLIBRI_ROLE_EXPERTS_POST_NORM) != NULL)
         colibri_norm(e, beside.values, l, COLIBRI_ROLE_EXPERTS_POST_NORM, 0, &beside);
     normed->group = 0; /* its codes have been written over */
@@ -236,7 +264,7 @@ static void add_beside(const struct engine *e, float *x)
 }
 #endif
 
-static colibri_status feed(const struct engine *e, uint32_t l, const colibri_layer *kind,
+static colibri_status feed(const struct engine *e, uint32_t l, const colibri_layer *kind, struct colibri_mixture *m,
                            struct activations *normed)
 {
     colibri_status status = COLIBRI_OK;
@@ -244,10 +272,10 @@ static colibri_status feed(const struct engine *e, uint32_t l, const colibri_lay
                  COLIBRI_ROLE_FFN_NORM_BIAS, normed);
     float scale = keep(e, l, COLIBRI_ROLE_FFN_RESIDUAL, normed);
     if (kind->ffn == COLIBRI_FFN_MOE)
-        status = colibri_experts(e, l, normed);
+        status = experts(e, l, m, normed);
 #if COLIBRI_WITH_BESIDE
     if (kind->ffn == COLIBRI_FFN_BOTH)
-        status = experts_beside(e, l, normed);
+        status = experts_beside(e, l, m, normed);
 #endif
 #if COLIBRI_WITH_DENSE
     if (kind->ffn & COLIBRI_FFN_DENSE)
@@ -269,13 +297,17 @@ static colibri_status layer(const struct engine *e, uint32_t l, struct activatio
 {
     float *hidden = colibri_floats(e, COLIBRI_BUFFER_HIDDEN);
     colibri_layer kind;
+    struct colibri_mixture mixture;
+    colibri_status status = COLIBRI_OK;
     colibri_image_layer(e->image, l, &kind);
     colibri_trace(e, COLIBRI_EVENT_LAYER, l, 0, e->tokens, 0, 0);
+    mixture.dispatch.engine = NULL; /* not routed */
     if (kind.flags & COLIBRI_LAYER_EARLY_ROUTER)
-        colibri_dispatch_early(e, l);
-    colibri_status status = mix(e, l, &kind, normed);
+        status = colibri_mixture_route_early(&mixture, e, l);
     if (status == COLIBRI_OK)
-        status = feed(e, l, &kind, normed);
+        status = mix(e, l, &kind, normed);
+    if (status == COLIBRI_OK)
+        status = feed(e, l, &kind, &mixture, normed);
 #if COLIBRI_WITH_BESIDE
     if (kind.flags & COLIBRI_LAYER_RELEASE)
         add_beside(e, hidden);
@@ -338,6 +370,7 @@ static colibri_status step(const struct engine *e, const uint32_t *tokens, uint3
         status = layer(e, l, &normed);
     if (status == COLIBRI_OK && wanted != 0)
         status = project(e, wanted, &normed, logits);
+    colibri_stream_step_end(e);
     return status;
 }
 
@@ -392,12 +425,13 @@ static void take_back(const struct engine *e, uint32_t *length, const uint32_t *
     bool recurrent = e->stepped && e->image->conv_layers + e->image->linear_layers != 0;
     for (uint32_t s = 0; s < e->limits.sequences; s++)
         length[s] = recurrent && length[s] != saved[s] ? BROKEN : saved[s];
+    colibri_preference_take_back(e);
 }
 
 colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch, colibri_error *error)
 {
     struct engine *e = colibri_engine_of(handle);
-    if (e == NULL || e->image == NULL)
+    if (!alive(e))
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 1, 0, 0);
     if (batch == NULL || batch->count == 0 || batch->tokens == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, 0, 1);
@@ -407,6 +441,7 @@ colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch,
     e->error = error;
     e->stepped = false;
     memcpy(saved, length, state);
+    colibri_preference_save(e);
     colibri_status status = check_batch(e, batch);
     memcpy(length, saved, state);
     for (uint32_t begin = 0; status == COLIBRI_OK && begin < batch->count; begin += e->tokens) {
@@ -424,20 +459,19 @@ colibri_status colibri_infer(colibri_engine *handle, const colibri_batch *batch,
 colibri_status colibri_reset(colibri_engine *handle, uint32_t sequence)
 {
     struct engine *e = colibri_engine_of(handle);
-    if (e == NULL || e->image == NULL)
+    if (!alive(e))
         return COLIBRI_ERR_ARGUMENT;
     if (sequence >= e->limits.sequences)
         return COLIBRI_ERR_SEQUENCE;
     lengths(e)[sequence] = 0;
+    colibri_preference_reset(e, sequence);
     return COLIBRI_OK;
 }
 
 uint32_t colibri_length(const colibri_engine *handle, uint32_t sequence)
 {
     const struct engine *e = (const struct engine *)(const void *)handle;
-    return e != NULL && e->image != NULL && sequence < e->limits.sequences &&
-                   lengths(e)[sequence] != BROKEN
-               ? lengths(e)[sequence] : 0;
+    return alive(e) && sequence < e->limits.sequences && lengths(e)[sequence] != BROKEN ? lengths(e)[sequence] : 0;
 }
 
 uint64_t colibri_high_water(const colibri_engine *handle, uint32_t region)

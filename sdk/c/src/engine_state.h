@@ -160,7 +160,4 @@ struct activations colibri_ffn_inner(const struct engine *e, uint32_t rows, uint
 /* gate = act(gate) * up, rows first multiplied by weights when there are any. */
 void colibri_activate(const struct engine *e, struct activations *gate, float *up, const float *weights);
 
-/* dispatch.c: in.values become the output; NONFINITE when a router score is. */
-colibri_status colibri_experts(const struct engine *e, uint32_t layer, struct activations *in);
-
 #endif

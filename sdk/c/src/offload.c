@@ -77,21 +77,36 @@ static bool binding_ok(const struct engine *e, uint32_t index)
            b->backend->start != NULL && b->backend->wait != NULL;
 }
 
-colibri_status colibri_offload_bind(const struct engine *e, colibri_error *error)
+/* Shows an expert to its backend; a streamed one comes into a slot for it and stays until others need the place. */
+static colibri_status offer(const struct engine *e, const colibri_binding *b)
+{
+    struct colibri_dispatch d = {.engine = e, .layer = b->layer, .first = colibri_first_expert(e->image, b->layer)};
+    colibri_status status = colibri_stream_fetch(&d, b->expert);
+    if (status != COLIBRI_OK)
+        return status;
+    colibri_expert_ffn call = describe(e, b->layer, d.first, b->expert);
+    int result = b->backend->bind(b->backend->context, &call);
+#if COLIBRI_WITH_STREAMING
+    if (colibri_streams(e))
+        colibri_cache_release(&e->cache, d.first + b->expert);
+#endif
+    if (result != 0)
+        return colibri_fail(e->error, COLIBRI_ERR_BACKEND, key_of(b->layer, b->expert), (uint32_t)result, 0);
+    colibri_trace(e, COLIBRI_EVENT_BACKEND_COPY, b->layer, b->expert, 0, call.record_bytes, 0);
+    return COLIBRI_OK;
+}
+
+colibri_status colibri_offload_bind(const struct engine *e)
 {
     if (e->platform.binding_count != 0 && e->platform.bindings == NULL)
-        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, 0, 0);
+        return colibri_fail(e->error, COLIBRI_ERR_ARGUMENT, 6, 0, 0);
     for (uint32_t i = 0; i < e->platform.binding_count; i++) {
         const colibri_binding *b = &e->platform.bindings[i];
         if (!binding_ok(e, i))
-            return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, i, 0);
-        if (b->backend->bind == NULL)
-            continue;
-        colibri_expert_ffn call = describe(e, b->layer, colibri_first_expert(e->image, b->layer), b->expert);
-        int result = b->backend->bind(b->backend->context, &call);
-        if (result != 0)
-            return colibri_fail(error, COLIBRI_ERR_BACKEND, key_of(b->layer, b->expert), (uint32_t)result, 0);
-        colibri_trace(e, COLIBRI_EVENT_BACKEND_COPY, b->layer, b->expert, 0, call.record_bytes, 0);
+            return colibri_fail(e->error, COLIBRI_ERR_ARGUMENT, 6, i, 0);
+        colibri_status status = b->backend->bind != NULL ? offer(e, b) : COLIBRI_OK;
+        if (status != COLIBRI_OK)
+            return status;
     }
     return COLIBRI_OK;
 }

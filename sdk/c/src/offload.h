@@ -16,7 +16,7 @@ struct colibri_offload {
 
 #if COLIBRI_WITH_BACKENDS
 /* Checks the platform's bindings and offers each expert to its backend. */
-colibri_status colibri_offload_bind(const struct engine *e, colibri_error *error);
+colibri_status colibri_offload_bind(const struct engine *e);
 
 /* Takes the bound experts off the active list and begins their calls. weights: one a slot, or NULL.
  * BACKEND when one cannot be begun; nothing is under way then. */
@@ -26,10 +26,10 @@ colibri_status colibri_offload_start(struct colibri_offload *o, struct colibri_d
 /* Returns when every call is done; BACKEND when one has failed. */
 colibri_status colibri_offload_wait(const struct colibri_offload *o);
 #else
-static inline colibri_status colibri_offload_bind(const struct engine *e, colibri_error *error)
+static inline colibri_status colibri_offload_bind(const struct engine *e)
 {
     uint32_t count = e->platform.binding_count; /* must not be passed over in silence */
-    return count == 0 ? COLIBRI_OK : colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 8, count, 0);
+    return count == 0 ? COLIBRI_OK : colibri_fail(e->error, COLIBRI_ERR_UNSUPPORTED, 8, count, 0);
 }
 
 static inline colibri_status colibri_offload_start(struct colibri_offload *o, struct colibri_dispatch *d,

@@ -76,6 +76,12 @@
 #ifndef COLIBRI_WITH_STREAMING /* experts read when they are needed; an image never needs it */
 #define COLIBRI_WITH_STREAMING 1
 #endif
+#ifndef COLIBRI_WITH_PREFETCH /* and before their router has spoken */
+#define COLIBRI_WITH_PREFETCH COLIBRI_WITH_STREAMING
+#endif
+#ifndef COLIBRI_WITH_PREFERENCE /* routing that does not only go by the scores; an image never needs it */
+#define COLIBRI_WITH_PREFERENCE 1
+#endif
 #ifndef COLIBRI_WITH_COMPANIONS /* images in several files */
 #define COLIBRI_WITH_COMPANIONS 1
 #endif

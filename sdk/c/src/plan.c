@@ -9,6 +9,7 @@
 #include "image_rules.h"
 #include "kv.h"
 #include "options.h"
+#include "preference.h"
 #include "size.h"
 #include "state.h"
 #include "stream.h"
@@ -63,14 +64,32 @@ static uint32_t most_slots(const colibri_image *image)
 }
 #endif
 
+/* Reads on a guess and what routers go by, where a model has experts for it; 0: leave it out. */
+static colibri_status fill_routing(const colibri_image *image, colibri_limits *l, colibri_error *error)
+{
+    bool experts = image->moe_layers != 0;
+    l->prefetch = l->prefetch == 0 ? COLIBRI_PREFETCH_OFF : l->prefetch;
+    const uint32_t asked[] = {l->prefetch - COLIBRI_PREFETCH_OFF, l->balance, l->prefer_cached};
+    const uint32_t most[] = {
+        COLIBRI_WITH_PREFETCH && streams(l) && experts ? COLIBRI_PREFETCH_ON - COLIBRI_PREFETCH_OFF : 0,
+        COLIBRI_WITH_PREFERENCE && experts ? COLIBRI_MAX_BALANCE : 0,
+        COLIBRI_WITH_PREFERENCE && streams(l) && experts ? COLIBRI_MAX_PREFER_CACHED : 0,
+    };
+    for (uint32_t i = 0; i < 3; i++)
+        if (asked[i] > most[i])
+            return colibri_fail(error, COLIBRI_ERR_LIMIT, 10 + i, asked[i], most[i]);
+    return COLIBRI_OK;
+}
+
 /* Slots, which may be left to the placement, and the policy. */
-static colibri_status fill_slots(const colibri_image *image, const colibri_limits *l, colibri_error *error)
+static colibri_status fill_slots(const colibri_image *image, colibri_limits *l, colibri_error *error)
 {
     uint32_t least = 0, most = 0;
 #if COLIBRI_WITH_STREAMING
     if (streams(l) && image->moe_layers != 0) {
         least = colibri_stream_least(image);
         most = most_slots(image);
+        l->policy = l->policy == 0 ? COLIBRI_POLICY_FREQUENCY : l->policy;
     }
 #endif
     if (l->expert_slots > most)
@@ -109,7 +128,8 @@ static colibri_status fill_limits(const colibri_image *image, const colibri_limi
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 6, l->profile, COLIBRI_PROFILE_WIDE);
     if (l->weights > MOST_WEIGHTS)
         return colibri_fail(error, COLIBRI_ERR_LIMIT, 7, l->weights, MOST_WEIGHTS);
-    return fill_slots(image, l, error);
+    colibri_status status = fill_slots(image, l, error);
+    return status == COLIBRI_OK ? fill_routing(image, l, error) : status;
 }
 
 /* Smallest and largest group of the image's quantised tensors; 0 when it has none. */
@@ -203,7 +223,12 @@ static void size_activations(const colibri_image *image, const colibri_limits *l
     uint32_t busy = larger(c->layers * 4 * ONCE / l->batch, 1), small, large;
     groups(image, &small, &large);
     struct widths w = widths_of(image, small, large);
-    set(s, COLIBRI_BUFFER_STATE, l->sequences, 8, busy);
+    uint64_t state = 8;
+#if COLIBRI_WITH_PREFERENCE
+    state += colibri_preference_bytes(image, l);
+#endif
+    set(s, COLIBRI_BUFFER_STATE, l->sequences, state, busy);
+    s->ok = s->ok && colibri_add(s->bytes[COLIBRI_BUFFER_STATE], 8, &s->bytes[COLIBRI_BUFFER_STATE]); /* the owner */
     set(s, COLIBRI_BUFFER_STEP, l->batch, 10, busy);
     uint32_t second = c->rope_size_2 != 0 ? c->rope_size_2 : c->rope_size;
     set(s, COLIBRI_BUFFER_ROPE, l->batch, (c->rope_size + (image->rope_sets > 1 ? second : 0)) * 4u, busy);
@@ -227,7 +252,8 @@ static void size_ffn(const colibri_image *image, const colibri_limits *l, struct
     uint32_t ffn = larger(routed, l->batch * inner);
     groups(image, &small, &large);
     if (c->experts != 0) {
-        set(s, COLIBRI_BUFFER_ROUTER, l->batch, c->experts * 4u, busy);
+        bool preference = COLIBRI_WITH_PREFERENCE && (l->balance != 0 || l->prefer_cached != 0); /* a row more */
+        set(s, COLIBRI_BUFFER_ROUTER, l->batch + preference, c->experts * 4u, busy);
         set(s, COLIBRI_BUFFER_ROUTES, slots, 6, busy);
         set(s, COLIBRI_BUFFER_DISPATCH, slots * 2 + c->experts * 2 + 1, 2, busy);
         set(s, COLIBRI_BUFFER_EXPERT_OUT, slots, c->hidden * 4u, busy);
@@ -261,7 +287,12 @@ static void size_streamed(const colibri_image *image, const colibri_limits *l, s
     set(s, COLIBRI_BUFFER_EXPERT_SLOTS, l->expert_slots, colibri_stream_slot_bytes(image), ONCE / 2);
     s->ok = s->ok && colibri_add(s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS], alignment - own,
                                  &s->bytes[COLIBRI_BUFFER_EXPERT_SLOTS]);
-    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, colibri_cache_bytes(image->expert_count, l->expert_slots), ONCE);
+    struct colibri_expert_cache shape = colibri_stream_cache(image, l);
+    uint64_t cache = colibri_cache_bytes(&shape);
+#if COLIBRI_WITH_PREFETCH
+    cache += l->prefetch == COLIBRI_PREFETCH_ON ? colibri_prefetch_bytes(image) : 0;
+#endif
+    set(s, COLIBRI_BUFFER_EXPERT_CACHE, 1, cache, ONCE);
 #endif
     (void)image;
     (void)l;
@@ -295,13 +326,15 @@ struct pass {
     uint64_t used[COLIBRI_MAX_REGIONS];
 };
 
-/* The fastest region that still has room, or count. */
-static uint32_t choose(const struct pass *p, uint64_t bytes)
+/* The fastest region that is for such a buffer and still has room, or count. */
+static uint32_t choose(const struct pass *p, const colibri_buffer *b)
 {
     uint32_t best = p->count;
     for (uint32_t r = 0; r < p->count; r++) {
         uint64_t size = r == p->grown ? UINT64_MAX : p->regions[r].size;
-        if (colibri_inside(p->used[r], bytes, size) &&
+        if (colibri_buffer_kept(b->kind) && p->regions[r].use == COLIBRI_REGION_WORK)
+            continue;
+        if (colibri_inside(p->used[r], b->bytes, size) &&
             (best == p->count || p->regions[r].rank < p->regions[best].rank))
             best = r;
     }
@@ -318,15 +351,31 @@ static bool before(const struct sizes *s, const colibri_buffer *a, const colibri
     return a->kind < b->kind;
 }
 
+/* The state stays where it is, at the front. */
 static void order(const struct sizes *s, colibri_plan_result *plan, bool large_first)
 {
-    for (uint32_t i = 1; i < plan->buffer_count; i++) {
+    for (uint32_t i = 2; i < plan->buffer_count; i++) {
         colibri_buffer moved = plan->buffers[i];
         uint32_t j = i;
-        for (; j != 0 && before(s, &moved, &plan->buffers[j - 1], large_first); j--)
+        for (; j != 1 && before(s, &moved, &plan->buffers[j - 1], large_first); j--)
             plan->buffers[j] = plan->buffers[j - 1];
         plan->buffers[j] = moved;
     }
+}
+
+/* In each region what is kept lies before what is not, so that the latter is one stretch to lend. */
+static void lay_out(colibri_plan_result *plan)
+{
+    uint64_t *used = plan->used;
+    memset(used, 0, sizeof plan->used);
+    for (uint32_t pass = 0; pass < 2; pass++)
+        for (uint32_t i = 0; i < plan->buffer_count; i++) {
+            colibri_buffer *b = &plan->buffers[i];
+            if (colibri_buffer_kept(b->kind) == pass)
+                continue;
+            b->offset = used[b->region];
+            used[b->region] = b->offset + b->bytes;
+        }
 }
 
 static bool place(colibri_plan_result *plan, struct pass *p)
@@ -334,14 +383,12 @@ static bool place(colibri_plan_result *plan, struct pass *p)
     memset(p->used, 0, sizeof p->used);
     for (uint32_t i = 0; i < plan->buffer_count; i++) {
         colibri_buffer *b = &plan->buffers[i];
-        uint32_t r = choose(p, b->bytes);
-        if (r == p->count)
+        b->region = choose(p, b);
+        if (b->region == p->count)
             return false;
-        b->region = r;
-        b->offset = p->used[r];
-        p->used[r] += b->bytes;
+        p->used[b->region] += b->bytes;
     }
-    memcpy(plan->used, p->used, sizeof plan->used);
+    lay_out(plan);
     return true;
 }
 
@@ -358,10 +405,13 @@ static bool place_any(const struct sizes *s, colibri_plan_result *plan, struct p
 static colibri_status report_shortfall(const struct sizes *s, colibri_plan_result *plan, struct pass *p,
                                        colibri_error *error)
 {
-    uint32_t largest = 0;
-    for (uint32_t r = 1; r < p->count; r++)
-        if (p->regions[r].size > p->regions[largest].size)
+    uint32_t largest = p->count;
+    for (uint32_t r = 0; r < p->count; r++)
+        if (p->regions[r].use != COLIBRI_REGION_WORK &&
+            (largest == p->count || p->regions[r].size > p->regions[largest].size))
             largest = r;
+    if (largest == p->count)
+        return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 3, 0, 0); /* nothing may be kept anywhere */
     p->grown = largest;
     (void)place_any(s, plan, p);
     uint64_t need = p->used[largest];
@@ -395,7 +445,7 @@ static bool plan_with(const colibri_image *image, struct sizes *s, colibri_plan_
 }
 
 #if COLIBRI_WITH_STREAMING
-/* As many slots as there is room for, the fewest when there is none; then the policy for so many. */
+/* As many slots as there is room for, the fewest when there is none. */
 static void choose_slots(const colibri_image *image, struct sizes *s, colibri_plan_result *plan, struct pass *p)
 {
     colibri_limits *l = &plan->limits;
@@ -413,9 +463,6 @@ static void choose_slots(const colibri_image *image, struct sizes *s, colibri_pl
     l->expert_slots = given ? l->expert_slots : low;
     plan->slots_per_layer = colibri_cache_per_layer(l->expert_slots, image->moe_layers, least);
     plan->slot_bytes = (uint32_t)colibri_stream_slot_bytes(image);
-    if (l->policy == 0)
-        l->policy = l->expert_slots / image->moe_layers < 2 * least && l->expert_slots < image->expert_count
-                        ? COLIBRI_POLICY_FREQUENCY : COLIBRI_POLICY_LRU;
 }
 #endif
 

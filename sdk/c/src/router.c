@@ -6,7 +6,7 @@
 #include "../kernels/ref/sums.h"
 #include "colibri/engine.h"
 #include "float_math.h"
-#include "options.h"
+#include "preference.h"
 
 #define TAKEN (-__builtin_inff()) /* no finite score or probability is below it */
 
@@ -88,13 +88,14 @@ static void keep_groups(const colibri_config *c, float *p, const float *selectio
 #if COLIBRI_WITH_ROUTER_SPARSEMIXER
 /* One round of PhiMoE's sparsemixer at inference: the best expert's share of the softmax over those that come near it.
  * Near: (max - s) / max(|s|, max) is at most twice the jitter. transformers: modeling_phimoe.py, sparsemixer. */
-static void sparsemixer(const colibri_config *c, const float *scores, const uint16_t *before, uint16_t *id,
-                        float *weight)
+static void sparsemixer(const colibri_config *c, const float *scores, const float *selection,
+                        const uint16_t *before, uint16_t *id, float *weight)
 {
     uint32_t best = c->experts;
     float sum = 0.0f;
     for (uint32_t i = 0; i < c->experts; i++)
-        if ((before == NULL || *before != i) && (best == c->experts || scores[i] > scores[best]))
+        if ((before == NULL || *before != i) &&
+            (best == c->experts || rank_of(scores, selection, i) > rank_of(scores, selection, best)))
             best = i;
     for (uint32_t i = 0; i < c->experts; i++) {
         float size = colibri_float_from_bits(colibri_float_bits(scores[i]) & 0x7FFFFFFFu);
@@ -143,23 +144,32 @@ static void choose(const colibri_config *c, float *p, const float *selection, ui
     }
 }
 
-colibri_status colibri_route_topk(const colibri_config *config, const float *selection, float *scores,
-                                  uint16_t *ids, float *weights)
+#if !COLIBRI_WITH_PREFERENCE
+static
+#endif
+colibri_status colibri_route(const colibri_config *config, const float *selection, const struct colibri_preference *p,
+                             float *scores, uint16_t *ids, float *weights)
 {
     if (!all_finite(scores, config->experts))
         return COLIBRI_ERR_NONFINITE;
-#if COLIBRI_WITH_ROUTER_SPARSEMIXER
-    if (config->router == COLIBRI_ROUTER_SPARSEMIXER) {
-        sparsemixer(config, scores, NULL, &ids[0], &weights[0]);
-        sparsemixer(config, scores, &ids[0], &ids[1], &weights[1]);
-        return COLIBRI_OK;
-    }
-#endif
     if (config->router == COLIBRI_ROUTER_SOFTMAX)
         softmax(scores, config->experts);
 #if COLIBRI_WITH_ROUTER_SIGMOID
     for (uint32_t i = 0; config->router == COLIBRI_ROUTER_SIGMOID && i < config->experts; i++)
         scores[i] = colibri_sigmoid(scores[i]);
+#endif
+#if COLIBRI_WITH_PREFERENCE
+    if (p != NULL)
+        selection = colibri_preference_add(p, config, scores, selection);
+#endif
+    (void)p;
+#if COLIBRI_WITH_ROUTER_SPARSEMIXER
+    if (config->router == COLIBRI_ROUTER_SPARSEMIXER) {
+        const float *addends = p != NULL ? selection : NULL;
+        sparsemixer(config, scores, addends, NULL, &ids[0], &weights[0]);
+        sparsemixer(config, scores, addends, &ids[0], &ids[1], &weights[1]);
+        return COLIBRI_OK;
+    }
 #endif
     choose(config, scores, selection, ids, weights);
 #if COLIBRI_WITH_ROUTER_TOPK
@@ -170,4 +180,10 @@ colibri_status colibri_route_topk(const colibri_config *config, const float *sel
 #endif
     finish(config, weights);
     return COLIBRI_OK;
+}
+
+colibri_status colibri_route_topk(const colibri_config *config, const float *selection, float *scores,
+                                  uint16_t *ids, float *weights)
+{
+    return colibri_route(config, selection, NULL, scores, ids, weights);
 }

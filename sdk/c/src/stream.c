@@ -8,33 +8,11 @@
 #include <string.h>
 
 #include "image_rules.h"
+#include "record.h"
 #include "size.h"
 
 #if COLIBRI_WITH_STREAMING
 enum { ATTEMPTS = 3 };
-
-static bool overlaps(const colibri_storage *s)
-{
-    return s->struct_bytes >= offsetof(colibri_storage, wait) + sizeof s->wait && s->start != NULL && s->wait != NULL;
-}
-
-static int read_now(const colibri_storage *s, uint32_t file, uint64_t offset, void *destination, uint64_t bytes)
-{
-    if (s->read != NULL)
-        return s->read(s->context, file, offset, destination, bytes);
-    const void *mapped = s->map(s->context, file, offset, bytes);
-    if (mapped == NULL)
-        return -1;
-    memcpy(destination, mapped, (size_t)bytes);
-    return 0;
-}
-
-static uint32_t crc_of(const struct engine *e, const uint8_t *data, uint64_t bytes)
-{
-    const colibri_kernels *k = e->kernels;
-    bool own = k->struct_bytes >= offsetof(colibri_kernels, crc32) + sizeof k->crc32 && k->crc32 != NULL;
-    return own ? k->crc32(0, data, bytes) : colibri_crc32(0, data, bytes);
-}
 
 uint64_t colibri_stream_slot_bytes(const colibri_image *image)
 {
@@ -53,73 +31,39 @@ uint32_t colibri_stream_least(const colibri_image *image)
     return image->config.top_k < each ? image->config.top_k : each;
 }
 
-/* A record on its way. */
-struct record {
-    const struct engine *engine;
-    uint32_t layer;
-    uint32_t expert;
-    uint32_t slot;
-    colibri_expert entry;
-};
-
-static struct record record_in(const struct colibri_dispatch *d, uint32_t expert)
+struct colibri_expert_cache colibri_stream_cache(const colibri_image *image, const colibri_limits *limits)
 {
-    const struct engine *e = d->engine;
-    struct record r = {.engine = e, .layer = d->layer, .expert = expert,
-                       .slot = e->cache.places[d->first + expert]};
-    (void)colibri_image_expert(e->image, d->first + expert, &r.entry);
-    return r;
+    uint32_t least = colibri_stream_least(image);
+    return (struct colibri_expert_cache){
+        .layers = image->moe_layers,
+        .each = image->config.experts - image->config.identities,
+        .slot_count = limits->expert_slots,
+        .policy = limits->policy,
+        .shared = colibri_cache_per_layer(limits->expert_slots, image->moe_layers, least) == 0,
+    };
 }
 
-static uint8_t *memory_of(const struct record *r)
+static struct colibri_record record_of(const struct colibri_mixture *m, uint32_t i)
 {
-    return r->engine->slots + (size_t)r->slot * r->engine->slot_bytes;
+    const struct colibri_dispatch *d = &m->dispatch;
+    return colibri_record_in(d->engine, d->layer, d->first, m->stream.experts[i]);
 }
 
-/* Begins a read where the storage can. */
-static void begin(const struct record *r, uint32_t attempt)
-{
-    const colibri_storage *s = r->engine->image->storage;
-    struct colibri_slot *slot = &r->engine->cache.slots[r->slot];
-    colibri_trace(r->engine, COLIBRI_EVENT_READ, r->layer, r->expert, attempt, r->entry.bytes, 0);
-    slot->begun = overlaps(s) && s->start(s->context, r->entry.file, r->entry.offset, memory_of(r), r->entry.bytes,
-                                          &slot->ticket) == 0;
-}
-
-/* Waits for it, or reads now what could not be begun. */
-static colibri_status end(const struct record *r)
-{
-    const colibri_storage *s = r->engine->image->storage;
-    struct colibri_slot *slot = &r->engine->cache.slots[r->slot];
-    int failed = -1;
-    if (slot->begun)
-        failed = s->wait(s->context, slot->ticket);
-    else if (!overlaps(s) || s->read != NULL)
-        failed = read_now(s, r->entry.file, r->entry.offset, memory_of(r), r->entry.bytes);
-    slot->begun = 0;
-    colibri_status status = COLIBRI_OK;
-    if (failed != 0)
-        status = COLIBRI_ERR_STORAGE;
-    else if (crc_of(r->engine, memory_of(r), r->entry.bytes) != r->entry.crc32)
-        status = COLIBRI_ERR_CORRUPT;
-    colibri_trace(r->engine, COLIBRI_EVENT_READ_WAIT, r->layer, r->expert, (uint32_t)status, r->entry.bytes, 0);
-    return status;
-}
-
-static void use(const struct record *r)
+static void use(const struct colibri_record *r)
 {
     r->engine->cache.state->bytes_read += r->entry.bytes;
     colibri_cache_arrive(&r->engine->cache, r->slot);
 }
 
-static colibri_status arrive(const struct record *r)
+/* A read that a guess has begun counts as the first attempt. */
+static colibri_status arrive(const struct colibri_record *r)
 {
     struct colibri_cache_state *state = r->engine->cache.state;
-    colibri_status status = end(r);
+    colibri_status status = colibri_record_end(r);
     for (uint32_t attempt = 2; status != COLIBRI_OK && attempt <= ATTEMPTS; attempt++) {
         state->retries++;
-        begin(r, attempt);
-        status = end(r);
+        (void)colibri_record_begin(r, attempt);
+        status = colibri_record_end(r);
     }
     if (status != COLIBRI_OK)
         return colibri_fail(r->engine->error, status, r->layer << 16 | r->expert, r->entry.offset, r->entry.bytes);
@@ -128,42 +72,81 @@ static colibri_status arrive(const struct record *r)
 }
 
 /* Begins as many reads as there are slots that can be taken, and as a storage must keep in mind. */
-static void fill(struct colibri_stream *s, const struct colibri_dispatch *d)
+static void fill(struct colibri_mixture *m)
 {
-    for (; s->begun < s->count && s->begun - s->done < COLIBRI_READS_UNDER_WAY; s->begun++) {
-        uint32_t expert = s->experts[s->begun];
-        if (colibri_cache_take(&d->engine->cache, d->first + expert) == COLIBRI_NO_SLOT)
+    struct colibri_stream *s = &m->stream;
+    const struct colibri_dispatch *d = &m->dispatch;
+    uint32_t guessed = colibri_prefetch_under_way(d->engine);
+    for (; s->begun < s->count && s->begun - s->done + guessed < COLIBRI_READS_UNDER_WAY; s->begun++) {
+        if (colibri_cache_take(&d->engine->cache, d->first + s->experts[s->begun]) == COLIBRI_NO_SLOT)
             return;
-        struct record r = record_in(d, expert);
-        begin(&r, 1);
+        struct colibri_record r = record_of(m, s->begun);
+        (void)colibri_record_begin(&r, 1);
     }
 }
 
-void colibri_stream_start(struct colibri_stream *s, struct colibri_dispatch *d)
+/* Moves an entry forward; those between stay in the order of the file. */
+static void bring_forward(uint16_t *experts, uint32_t from, uint32_t to)
 {
-    const struct colibri_expert_cache *c = &d->engine->cache;
+    uint16_t expert = experts[from];
+    for (; from > to; from--)
+        experts[from] = experts[from - 1];
+    experts[to] = expert;
+}
+
+/* The experts in memory come first, then those under way, in the order of their starts. */
+static void sort(struct colibri_mixture *m)
+{
+    struct colibri_stream *s = &m->stream;
+    const struct colibri_dispatch *d = &m->dispatch;
+    uint32_t held = 0, under_way;
+    for (uint32_t i = 0; i < s->count; i++)
+        if (colibri_cache_hold(&d->engine->cache, d->first + s->experts[i]))
+            bring_forward(s->experts, i, held++);
+    s->done = s->guessed = held;
+    for (uint32_t n = 0; colibri_prefetch_expert(d->engine, d->layer, n, &under_way); n++)
+        for (uint32_t i = s->guessed; i < s->count; i++)
+            if (s->experts[i] == under_way)
+                bring_forward(s->experts, i, s->guessed++);
+    s->begun = s->guessed;
+}
+
+void colibri_stream_start(struct colibri_mixture *m)
+{
+    struct colibri_dispatch *d = &m->dispatch;
+    struct colibri_stream *s = &m->stream;
+    struct colibri_cache_state *state = d->engine->cache.state;
+    if (!colibri_streams(d->engine))
+        return;
     *s = (struct colibri_stream){.experts = d->active, .count = d->active_count};
-    for (uint32_t i = 0; i < s->count; i++) {
-        uint16_t expert = s->experts[i];
-        if (!colibri_cache_hold(c, d->first + expert))
-            continue;
-        for (uint32_t j = i; j > s->held; j--) /* the missing ones stay in the order of the file */
-            s->experts[j] = s->experts[j - 1];
-        s->experts[s->held++] = expert;
-    }
-    c->state->hits += s->held;
-    c->state->misses += s->count - s->held;
-    s->done = s->begun = d->active_count = s->held;
-    fill(s, d);
+    sort(m);
+    state->hits += s->guessed;
+    state->misses += s->count - s->guessed;
+    d->active_count = s->done;
+    fill(m);
+    if (s->done == s->count)
+        s->looked_ahead = colibri_prefetch_start(d);
+}
+
+/* Gives back what has been computed. */
+static void release(struct colibri_mixture *m)
+{
+    struct colibri_stream *s = &m->stream;
+    for (; s->released < s->done; s->released++)
+        colibri_cache_release(&m->dispatch.engine->cache, m->dispatch.first + s->experts[s->released]);
 }
 
 /* After a failure: every read is waited for, so that nobody writes into a slot that others get. */
-static void abandon(const struct colibri_stream *s, const struct colibri_dispatch *d)
+static void abandon(const struct colibri_mixture *m)
 {
+    const struct colibri_dispatch *d = &m->dispatch;
     const struct colibri_expert_cache *c = &d->engine->cache;
-    for (uint32_t i = s->done; i < s->begun; i++) {
-        struct record r = record_in(d, s->experts[i]);
-        if (!c->slots[r.slot].begun || end(&r) != COLIBRI_OK) {
+    colibri_prefetch_settle(d->engine, d->layer, COLIBRI_NO_GUESS);
+    for (uint32_t i = m->stream.done; i < m->stream.begun; i++) {
+        struct colibri_record r = record_of(m, i);
+        if (r.slot == COLIBRI_NO_SLOT || c->slots[r.slot].state != COLIBRI_SLOT_LOADING)
+            continue; /* a guess, and settled */
+        if (!c->slots[r.slot].begun || colibri_record_end(&r) != COLIBRI_OK) {
             colibri_cache_drop(c, r.slot);
             continue;
         }
@@ -172,25 +155,72 @@ static void abandon(const struct colibri_stream *s, const struct colibri_dispatc
     }
 }
 
-bool colibri_stream_next(struct colibri_stream *s, struct colibri_dispatch *d, colibri_status *status)
+void colibri_stream_abandon(struct colibri_mixture *m)
 {
-    for (; s->released < s->done; s->released++)
-        colibri_cache_release(&d->engine->cache, d->first + s->experts[s->released]);
-    fill(s, d);
+    if (!colibri_streams(m->dispatch.engine))
+        return;
+    release(m);
+    abandon(m);
+}
+
+colibri_status colibri_stream_fetch(const struct colibri_dispatch *d, uint32_t expert)
+{
+    const struct engine *e = d->engine;
+    if (!colibri_streams(e) || colibri_cache_hold(&e->cache, d->first + expert))
+        return COLIBRI_OK;
+    if (colibri_cache_take(&e->cache, d->first + expert) == COLIBRI_NO_SLOT) /* cannot be: as in next */
+        return colibri_fail(e->error, COLIBRI_ERR_LIMIT, 8, e->cache.slot_count, 0);
+    struct colibri_record r = colibri_record_in(e, d->layer, d->first, expert);
+    (void)colibri_record_begin(&r, 1);
+    colibri_status status = arrive(&r);
+    if (status != COLIBRI_OK)
+        colibri_cache_drop(&e->cache, r.slot);
+    return status;
+}
+
+/* Waits for the next missing expert, whose read has been begun. */
+static colibri_status next(const struct colibri_mixture *m)
+{
+    const struct colibri_dispatch *d = &m->dispatch;
+    const struct colibri_stream *s = &m->stream;
+    if (s->done == s->begun) /* no slot: cannot be, init leaves room for one beside the pinned ones */
+        return colibri_fail(d->engine->error, COLIBRI_ERR_LIMIT, 8, d->engine->cache.slot_count, 0);
+    struct colibri_record r = record_of(m, s->done);
+    colibri_prefetch_settle(d->engine, d->layer, s->done < s->guessed ? r.expert : COLIBRI_NO_GUESS);
+    return arrive(&r);
+}
+
+/* The next layer's reads line up behind the last of this one, or begin when that is done. */
+static void look_ahead(struct colibri_mixture *m)
+{
+    struct colibri_stream *s = &m->stream;
+    if (s->begun == s->count && s->done + 1 >= s->count && !s->looked_ahead)
+        s->looked_ahead = colibri_prefetch_start(&m->dispatch);
+}
+
+bool colibri_stream_next(struct colibri_mixture *m, colibri_status *status)
+{
+    struct colibri_stream *s = &m->stream;
+    struct colibri_dispatch *d = &m->dispatch;
+    if (!colibri_streams(d->engine))
+        return false;
+    release(m);
+    fill(m);
     if (s->done == s->count)
         return false;
-    if (s->done == s->begun) /* no slot: cannot be, init leaves room for one beside the pinned ones */
-        *status = colibri_fail(d->engine->error, COLIBRI_ERR_LIMIT, 8, d->engine->cache.slot_count, 0);
-    else {
-        struct record r = record_in(d, s->experts[s->done]);
-        *status = arrive(&r);
+    if (s->done == s->begun) { /* wrong guesses have its slot */
+        colibri_prefetch_settle(d->engine, d->layer, COLIBRI_NO_GUESS);
+        fill(m);
     }
+    look_ahead(m);
+    *status = next(m);
     if (*status != COLIBRI_OK) {
-        abandon(s, d);
+        abandon(m);
         return false;
     }
     d->active = s->experts + s->done++;
     d->active_count = 1;
+    look_ahead(m);
     return true;
 }
 
@@ -202,7 +232,7 @@ static colibri_status load_dense(struct engine *e, const colibri_section *dense,
     e->weights = memory;
     for (uint32_t attempt = 1; status != COLIBRI_OK && attempt <= ATTEMPTS; attempt++) {
         colibri_trace(e, COLIBRI_EVENT_READ, COLIBRI_GLOBAL_LAYER, 0, attempt, dense->bytes, 0);
-        if (read_now(e->image->storage, dense->file, dense->offset, memory, dense->bytes) != 0) {
+        if (colibri_storage_read(e->image->storage, dense->file, dense->offset, memory, dense->bytes) != 0) {
             status = colibri_fail(error, COLIBRI_ERR_STORAGE, COLIBRI_NO_EXPERT, dense->offset, dense->bytes);
             continue;
         }
@@ -210,7 +240,7 @@ static colibri_status load_dense(struct engine *e, const colibri_section *dense,
         colibri_tensor t;
         for (uint32_t i = 0; status == COLIBRI_OK && colibri_image_tensor(e->image, i, &t) == COLIBRI_OK; i++) {
             uint32_t crc = colibri_role_in_record(t.role)
-                               ? t.crc32 : crc_of(e, colibri_weights_at(e, t.offset), t.bytes);
+                               ? t.crc32 : colibri_crc_of(e, colibri_weights_at(e, t.offset), t.bytes);
             if (crc != t.crc32)
                 status = colibri_fail(error, COLIBRI_ERR_CHECKSUM, i, crc, t.crc32);
         }
@@ -231,28 +261,21 @@ static colibri_status map_dense(struct engine *e, const colibri_section *dense, 
     return COLIBRI_OK;
 }
 
-/* Marks the pinned experts. Beside them each set keeps room for what one token uses. */
+/* Marks the pinned experts, the hottest first, as long as their sets have room. */
 static colibri_status pin(const struct engine *e, colibri_error *error)
 {
-    const struct colibri_expert_cache *c = &e->cache;
     const colibri_platform *p = &e->platform;
     if (p->pin_count != 0 && p->pins == NULL)
         return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, 0, 0);
     for (uint32_t i = 0; i < p->pin_count; i++) {
-        uint32_t layer = p->pins[i] >> 16, expert = p->pins[i] & 0xFFFFu, first, end, pinned = 0;
+        uint32_t layer = p->pins[i] >> 16, expert = p->pins[i] & 0xFFFFu;
         colibri_layer kind = {.ffn = 0};
         if (layer < e->image->config.layers)
             colibri_image_layer(e->image, layer, &kind);
-        if (!(kind.ffn & COLIBRI_FFN_MOE) || expert >= c->each)
+        if (!(kind.ffn & COLIBRI_FFN_MOE) || expert >= e->cache.each)
             return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 6, i, 0);
-        uint32_t index = colibri_first_expert(e->image, layer) + expert;
-        c->uses[index] = COLIBRI_PINNED;
-        colibri_cache_set(c, index, &first, &end);
-        for (uint32_t x = 0; x < c->layers * c->each; x++)
-            pinned += c->uses[x] == COLIBRI_PINNED && (c->shared || x / c->each == index / c->each);
-        if (pinned != c->each && pinned + colibri_stream_least(e->image) > end - first)
-            return colibri_fail(error, COLIBRI_ERR_LIMIT, 8, e->limits.expert_slots,
-                                e->limits.expert_slots + pinned + colibri_stream_least(e->image) - (end - first));
+        (void)colibri_cache_pin(&e->cache, colibri_first_expert(e->image, layer) + expert,
+                                colibri_stream_least(e->image));
     }
     return COLIBRI_OK;
 }
@@ -260,7 +283,6 @@ static colibri_status pin(const struct engine *e, colibri_error *error)
 colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
 {
     const colibri_image *image = e->image;
-    const colibri_config *c = &image->config;
     colibri_section dense;
     (void)colibri_find_section(image, COLIBRI_SECTION_WEIGHTS, &dense);
     e->weights_from = dense.offset;
@@ -268,33 +290,20 @@ colibri_status colibri_stream_init(struct engine *e, colibri_error *error)
                                                                           : map_dense(e, &dense, error);
     if (status != COLIBRI_OK || e->limits.expert_slots == 0)
         return status; /* or a model without experts */
-    if (e->platform.binding_count != 0)
-        return colibri_fail(error, COLIBRI_ERR_UNSUPPORTED, 8, e->platform.binding_count, COLIBRI_WEIGHTS_LOADED);
     e->slots = e->buffers[COLIBRI_BUFFER_EXPERT_SLOTS];
     e->slots += (0 - (uintptr_t)e->slots) & (colibri_record_alignment(image) - 1u); /* the plan has room for it */
     e->slot_bytes = (size_t)colibri_stream_slot_bytes(image);
-    e->cache = (struct colibri_expert_cache){
-        .layers = image->moe_layers,
-        .each = c->experts - c->identities,
-        .slot_count = e->limits.expert_slots,
-        .policy = e->limits.policy,
-        .shared = colibri_cache_per_layer(e->limits.expert_slots, image->moe_layers, colibri_stream_least(image)) == 0,
-    };
+    e->cache = colibri_stream_cache(image, &e->limits);
     colibri_cache_init(&e->cache, e->buffers[COLIBRI_BUFFER_EXPERT_CACHE]);
+    colibri_prefetch_init(e);
     return pin(e, error);
 }
 #endif
 
-colibri_status colibri_expert_statistics(const colibri_engine *handle, colibri_expert_stats *stats)
-{
-    const struct engine *e = (const struct engine *)(const void *)handle;
-    if (e == NULL || e->image == NULL || stats == NULL || stats->struct_bytes < sizeof *stats)
-        return COLIBRI_ERR_ARGUMENT;
-    *stats = (colibri_expert_stats){.struct_bytes = sizeof *stats};
 #if COLIBRI_WITH_STREAMING
+static void count(const struct engine *e, colibri_expert_stats *stats)
+{
     const struct colibri_expert_cache *c = &e->cache;
-    if (!colibri_streams(e))
-        return COLIBRI_OK;
     stats->slots = c->slot_count;
     stats->slots_per_layer = c->shared ? 0 : c->slot_count / c->layers;
     stats->policy = c->policy;
@@ -302,6 +311,31 @@ colibri_status colibri_expert_statistics(const colibri_engine *handle, colibri_e
     stats->misses = c->state->misses;
     stats->bytes_read = c->state->bytes_read;
     stats->retries = c->state->retries;
+    stats->pinned = c->state->pinned;
+#if COLIBRI_WITH_PREFETCH
+    const struct colibri_prefetch *p = colibri_prefetch_of(e);
+    if (p == NULL)
+        return;
+    stats->prefetched = p->begun;
+    stats->prefetched_used = p->used;
+    stats->prefetched_wasted_bytes = p->wasted_bytes;
 #endif
+}
+#endif
+
+#define FIRST_STATS (offsetof(colibri_expert_stats, retries) + 8u) /* what the first callers had */
+
+colibri_status colibri_expert_statistics(const colibri_engine *handle, colibri_expert_stats *stats)
+{
+    const struct engine *e = (const struct engine *)(const void *)handle;
+    if (e == NULL || e->image == NULL || stats == NULL || stats->struct_bytes < FIRST_STATS)
+        return COLIBRI_ERR_ARGUMENT;
+    uint32_t bytes = stats->struct_bytes < sizeof *stats ? stats->struct_bytes : (uint32_t)sizeof *stats;
+    colibri_expert_stats all = {.struct_bytes = bytes};
+#if COLIBRI_WITH_STREAMING
+    if (colibri_streams(e))
+        count(e, &all);
+#endif
+    memcpy(stats, &all, bytes);
     return COLIBRI_OK;
 }

@@ -11,8 +11,9 @@ The C library computes; this package opens files, names numbers and prints.
 """
 
 from colibri._core import built_with, kernels, version
+from colibri.arena import Arena, MemoryRegion
 from colibri.boards import Board, list_boards, load_board
-from colibri.engine import Engine, MemoryRegion
+from colibri.engine import Engine
 from colibri.errors import (
     BoardError,
     BuildError,
@@ -29,6 +30,7 @@ from colibri.errors import (
 )
 from colibri.generate import Generation
 from colibri.image import Image
+from colibri.joint_plan import JointPlan, plan_together
 from colibri.planner import Plan, plan
 from colibri.sampling import Sampling, sample
 from colibri.tokenizer import Tokenizer
@@ -36,6 +38,7 @@ from colibri.tokenizer import Tokenizer
 __version__ = "0.1.0"
 
 __all__ = [
+    "Arena",
     "Board",
     "BoardError",
     "BuildError",
@@ -48,6 +51,7 @@ __all__ = [
     "Generation",
     "Image",
     "ImageError",
+    "JointPlan",
     "MemoryRegion",
     "Plan",
     "PlanError",
@@ -62,6 +66,7 @@ __all__ = [
     "list_boards",
     "load_board",
     "plan",
+    "plan_together",
     "sample",
     "version",
 ]

@@ -7,9 +7,9 @@ Linux board the system keeps its share, the image is mapped, and the rest is the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from colibri._core import MAX_REGIONS
 from colibri.boards import Board, Region
@@ -17,7 +17,13 @@ from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.image import PAGES, Image
 from colibri.units import format_bytes
 
+if TYPE_CHECKING:
+    from colibri_emulator.layout import Layout
+
 PAGE = 4096  # what Linux hands out
+Weights = Literal["mapped", "streamed", "streamed-mapped"]
+IN_PLACE = ("nor", "rom", "mram")  # memories that hold an image without power
+IMAGE_ALIGNMENT = 4096  # of images behind the first, in flash
 HUGE_PAGE = 2 << 20  # with pages of 4 KiB, on x86-64, AArch64 and RV64
 
 
@@ -53,31 +59,69 @@ class BoardMemory:
     lack: Lack | None = None
 
 
+def streamed_weights(board: Board, image: Image) -> Weights:
+    """How a board streams experts: from a file, from mapped flash, or from another storage.
+
+    Raises
+    ------
+    PlanError
+        For a board without an operating system whose flash does not hold the image, or not all of
+        its files, and that has no storage beside it.
+    """
+    if board.os == "linux":
+        return "streamed"
+    flash = board.region(board.firmware.model_region)
+    held = flash.kind in IN_PLACE and not _bare_metal(board, [image], "streamed-mapped").problem
+    if any(not storage.xip for storage in board.storage):
+        return "streamed-mapped" if held else "streamed"
+    if held and len(image.files) == 1:
+        return "streamed-mapped"
+    raise PlanError(
+        f"board {board.id} has no storage that experts could be read from",
+        hint="add a [[storage]] that is not xip to its board file, or flash that holds the image",
+    )
+
+
+def reads_storage(image: Image, weights: Weights) -> bool:
+    """Whether experts come from a storage, and not from where the CPU reads the image itself."""
+    return weights == "streamed" or (weights == "streamed-mapped" and len(image.files) > 1)
+
+
 def board_memory(
-    board: Board, image: Image, pages: str = "4k", *, streamed: bool = False
+    board: Board,
+    images: Image | Sequence[Image],
+    pages: str = "4k",
+    *,
+    weights: Weights = "mapped",
 ) -> BoardMemory:
-    """The memory of a board around one image.
+    """The memory of a board around an image, or around several at once.
 
     With huge `pages` the image is no mapped file, which the system may drop and read again, but
-    memory of the program's own, in whole huge pages.  When experts are `streamed`, it is read, and
-    only its tables are kept.
+    memory of the program's own, in whole huge pages.  With `weights` streamed it is read, and only
+    its tables are kept.
     """
     if pages not in PAGES:
         raise PlanError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
-    if board.os == "linux" and streamed:
-        return _linux(board, image.meta_bytes, "its tables; the rest is read")
+    several = [images] if isinstance(images, Image) else list(images)
+    if board.os == "linux" and weights == "streamed":
+        sizes = [image.meta_bytes for image in several]
+        return _linux(board, sizes, "its tables; the rest is read")
     if board.os == "linux":
         if pages == "4k":
-            return _linux(board, image.total_bytes, "mapped file, weights used in place")
-        whole = sum(-(-file.bytes // HUGE_PAGE) * HUGE_PAGE for file in image.files)
-        return _linux(board, whole, "the file's copy in huge pages, held while it is open")
+            sizes = [image.total_bytes for image in several]
+            return _linux(board, sizes, "mapped file, weights used in place")
+        sizes = [
+            sum(-(-file.bytes // HUGE_PAGE) * HUGE_PAGE for file in image.files)
+            for image in several
+        ]
+        return _linux(board, sizes, "the file's copy in huge pages, held while it is open")
     if pages == "huge":
         raise PlanError(
             f"board {board.id} has no system that hands out pages",
             field="pages",
             hint='only boards with os = "linux" have huge pages; firmware maps RAM in blocks',
         )
-    return _bare_metal(board, image)
+    return _bare_metal(board, several, weights)
 
 
 def refuse_companions(image: Image, why: str) -> None:
@@ -96,14 +140,22 @@ def _reserved(board: Board) -> Iterator[Row]:
             yield Row(region.name, "reserved", part.offset, part.size, part.reason)
 
 
-def _bare_metal(board: Board, image: Image) -> BoardMemory:
+def _bare_metal(board: Board, images: Sequence[Image], weights: Weights) -> BoardMemory:
+    """Images lie one behind the other, each at the next multiple of `IMAGE_ALIGNMENT`."""
     # Imported late: the emulator is built on this package.
     from colibri_emulator.layout import IMAGE, board_layout
 
-    refuse_companions(image, f"board {board.id} has no files")
+    if weights == "mapped":
+        for image in images:
+            refuse_companions(image, f"board {board.id} has no files")
+    starts = [0]
+    for image in images:
+        starts.append(-(-(starts[-1] + image.bytes) // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT)
+    total = starts[-2] + images[-1].bytes
     reserved = tuple(_reserved(board))
+    tables = images[0].meta_bytes if weights == "streamed" else 0  # one image streams
     try:
-        layout = board_layout(board, image.bytes, image.vocabulary)
+        layout = board_layout(board, total, max(i.vocabulary for i in images), tables)
     except DoesNotFitError as error:
         lack = error.lack
         assert lack is not None
@@ -117,8 +169,7 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
         ("firmware", layout.data_start, layout.data_limit, f"{stacks} and static data"),
         ("logits", layout.logits_base, layout.logits_base + layout.logits_bytes,
          "one row, the application's"),
-        ("image", layout.model_base, layout.model_base + layout.model_bytes,
-         "weights, used in place"),
+        *_image_spans(layout, images, starts),
     ]  # fmt: skip
     if layout.data_start < layout.code_limit:  # one region: a single row for both
         start, end = layout.code_start, max(layout.code_limit, layout.data_limit)
@@ -128,12 +179,25 @@ def _bare_metal(board: Board, image: Image) -> BoardMemory:
     return BoardMemory(free, (*reserved, *rows))
 
 
+def _image_spans(
+    layout: Layout, images: Sequence[Image], starts: Sequence[int]
+) -> Iterator[tuple[str, int, int, str]]:
+    """Where images lie, or the tables of one that stays in a storage."""
+    if layout.tables_bytes:
+        base = layout.tables_base
+        yield "image", base, base + layout.tables_bytes, "its tables; the rest is read"
+        return
+    for start, image in zip(starts, images, strict=False):
+        base = layout.model_base + start
+        yield "image", base, base + image.bytes, "weights, used in place"
+
+
 def _row_at(board: Board, name: str, start: int, end: int, why: str) -> Row:
     region = next(r for r in board.regions if r.base <= start < r.end)
     return Row(region.name, name, start - region.base, end - start, why)
 
 
-def _linux(board: Board, image_bytes: int, image_why: str) -> BoardMemory:
+def _linux(board: Board, image_bytes: Sequence[int], image_why: str) -> BoardMemory:
     firmware = board.firmware
     rows = list(_reserved(board))
     memory = [region for region in board.regions if region.kind == "dram"]
@@ -141,7 +205,7 @@ def _linux(board: Board, image_bytes: int, image_why: str) -> BoardMemory:
     problem, lack = "", None
     for name, size, why in (
         ("os", firmware.os_reserve_bytes, firmware.os_reserve_reason),
-        ("image", image_bytes, image_why),
+        *(("image", size, image_why) for size in image_bytes),
     ):
         place = max(free, key=lambda key: free[key][1] - free[key][0])
         start, end = free[place]

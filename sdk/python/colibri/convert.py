@@ -69,7 +69,7 @@ def convert(
     files = image_files(path, layout)
     refuse_input(files, [*source.paths, *([heat] if heat else [])], "conversion")
     advance = progress(sum(layout.files)) if progress else (lambda _: None)
-    with new_image(path, layout) as (writer, _):
+    with new_image(path, layout, inputs=source.paths) as (writer, _):
         _copy(source, writer, advance)
         first, second, third = _selftest(source)[:3]
         writer.finish((first, second, third))

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from colibri import _core
 from colibri.accelerator import FakeNpu
-from colibri.errors import EngineError, PlanError
+from colibri.arena import Arena, MemoryRegion
+from colibri.errors import EngineError, ImageError, PlanError
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, Request, generate
 from colibri.image import Image
+from colibri.routing import routing_options
 from colibri.sampling import Sampler, Sampling
 
 #: One trace event, as colibri_event lies in memory.
@@ -29,20 +31,14 @@ EVENT = np.dtype(
 )  # fmt: skip
 
 
-class MemoryRegion(NamedTuple):
-    """Memory that the caller gives an engine and keeps alive while it is used."""
-
-    name: str
-    address: int
-    size: int
-    rank: int = 0
-
-
 class ExpertStats(NamedTuple):
     """Streamed experts: slots, and what became of the experts of all steps, counted.
 
-    A step asks once for each expert that any of its tokens chose.  `slots_per_layer` is 0 when
-    all layers share the slots; everything is 0 when nothing is streamed.
+    A step asks once for each expert that any of its tokens chose; a hit is in memory or on its way
+    by then.  `slots_per_layer` is 0 when all layers share the slots; `pinned` of the engine's pins
+    had room; everything is 0 when nothing is streamed.  `prefetched` reads were begun before their
+    layer's router had spoken; of them, `prefetched_used` were of experts that it then chose, and
+    the others are wasted bytes.
     """
 
     slots: int
@@ -52,6 +48,10 @@ class ExpertStats(NamedTuple):
     misses: int
     bytes_read: int
     retries: int
+    pinned: int
+    prefetched: int = 0
+    prefetched_used: int = 0
+    prefetched_wasted_bytes: int = 0
 
 
 class Step(NamedTuple):
@@ -70,7 +70,14 @@ def named(kind: str, table: dict[str, int], name: str) -> int:
 
 #: Which expert makes room for another; "auto": what the library finds best for that many slots.
 POLICIES = {"auto": 0, **_core.POLICIES}
+MOST_MEMORY = 2**62  # bytes; no address space has them
+PREFETCH = {None: 0, False: 1, True: 2}
 KV_TYPES = {name: _core.TYPES[name] for name in ("f32", "f16", "q8")}
+
+
+def policy_name(number: int) -> str:
+    """What `POLICIES` calls a number."""
+    return next(name for name, value in POLICIES.items() if value == number)
 
 
 def make_limits(
@@ -84,16 +91,23 @@ def make_limits(
     weights: str = "mapped",
     expert_slots: int | None = None,
     policy: str = "auto",
+    prefetch: bool | None = None,
+    balance: int | None = None,
+    prefer_cached: float | None = None,
 ) -> _core.Limits:
     """The C library's limits; None asks for its default."""
     sizes = {
         "context": context, "batch": batch, "workers": workers, "sequences": sequences,
-        "expert_slots": expert_slots,
+        "expert_slots": expert_slots, "balance": balance,
     }  # fmt: skip
     for name, value in sizes.items():
         if value is not None and not 1 <= value < 2**32:
             hint = "use 1 or more" if value < 1 else "at most 2^32 - 1"
+            if name == "expert_slots":
+                hint = "leave it out for as many as fit"
             raise PlanError(f"limit '{name}' is {value}", hint=hint)
+    if prefer_cached is not None and not 0.001 <= prefer_cached <= 1:
+        raise PlanError(f"limit 'prefer_cached' is {prefer_cached}", hint="use 0.001 .. 1")
     return _core.Limits(
         sequences=sequences,
         context=context or 0,
@@ -104,6 +118,9 @@ def make_limits(
         weights=named("weight placement", _core.WEIGHTS, weights),
         expert_slots=expert_slots or 0,
         policy=named("policy", POLICIES, policy),
+        prefetch=PREFETCH[prefetch],
+        balance=balance or 0,
+        prefer_cached=round((prefer_cached or 0) * 1000),
     )
 
 
@@ -123,6 +140,26 @@ def as_tokens(tokens: ArrayLike) -> NDArray[np.uint32]:
             hint="use 0 to 2^32 - 1",
         )
     return np.ascontiguousarray(array, dtype=np.uint32)
+
+
+def check_memory(memory: object) -> None:
+    """PlanError for sizes that are none, and for no regions."""
+    if isinstance(memory, int) and not 0 <= memory <= MOST_MEMORY:
+        raise PlanError(f"memory is {memory:,} bytes", hint=f"use 0 .. {MOST_MEMORY:,}")
+    if isinstance(memory, Sequence) and not memory:
+        raise PlanError("memory has no regions", hint="give one or more, or leave it out")
+
+
+def check_pins(image: Image, pins: Sequence[tuple[int, int]], weights: str) -> None:
+    """PlanError for pins that are not experts of the image, or that nothing is read for."""
+    if pins and not weights.startswith("streamed"):
+        raise PlanError("only streamed experts can be pinned", hint="use weights='streamed'")
+    each = image.config["experts"] - image.config["identities"]
+    for layer, expert in pins:
+        if layer not in image.expert_layers or not 0 <= expert < each:
+            layers = ", ".join(map(str, image.expert_layers))
+            hint = f"experts are 0 .. {each - 1} of layers {layers}" if each else "pin nothing"
+            raise PlanError(f"pin ({layer}, {expert}) is no expert", file=image.name, hint=hint)
 
 
 class Engine:
@@ -148,22 +185,36 @@ class Engine:
         Kernel profile (``"small"``, ``"wide"``) and weight placement (``"mapped"``, ``"loaded"``,
         ``"streamed"``, ``"streamed-mapped"``: experts are read when they are needed, and only the
         rest is loaded or mapped).
-    memory : int or sequence of MemoryRegion, optional
-        Bytes that the engine's own memory may have, or memory to use instead of it; the caller
-        keeps that alive.
+    memory : int, Arena or sequence of MemoryRegion, optional
+        Bytes that the engine's own memory may have, streamed: with the image's tables, which are
+        always in memory; or memory to use instead of it: an arena, beside the engines there, or
+        regions that the caller keeps alive.
     expert_slots : int, optional
-        Streamed: experts in memory at once. Default: as many as fit `memory`. Results do not
-        depend on it.
+        Streamed: experts in memory at once. Default: as many as fit `memory`, which in an arena
+        is all that is left. Results do not depend on it.
     policy : {"auto", "lru", "frequency", "least-stale"}
         Streamed: which expert makes room for another. Results do not depend on it.
     pins : sequence of (layer, expert)
-        Streamed: experts that stay once they have been read.
+        Streamed: experts that stay once they have been read, the hottest first. Half of a layer's
+        slots may be pinned (of all, when layers share them), and what a token uses must fit
+        beside them; `experts` tells how many had room.
+    prefetch : bool, optional
+        Streamed: behind a layer's last read, begin those that the next router is likely to choose.
+        Default: the library's (no). Results do not depend on it.
+    balance : int, optional
+        Changes results: the probability of an expert that was chosen more than so many times in a
+        row is halved with each choice more. Only its choice goes by that, not its weight.
+    prefer_cached : float, optional
+        Streamed, changes results: experts in memory gain this part (0.001 to 1) of the range of a
+        token's scores. What is chosen then depends on slots, policy, batch and what ran before.
     threads : int, optional
         Threads of the pool when they shall differ from `workers`; 1: no pool.
     trace : bool
         Record events for `take_trace`.
     accelerator : FakeNpu, optional
         Computes the experts that are bound to it.  Results do not depend on it.
+    faults : sequence of (int, {"fail", "short", "corrupt"})
+        Reads of the storage that go wrong, by number: 1 is the first that the engine asks for.
     recorder : _core.Recorder, optional
         Gets the activations that meet each weight matrix (`colibri.calibrate`); one worker only.
 
@@ -185,42 +236,60 @@ class Engine:
         sequences: int = 1,
         profile: str = "wide",
         weights: str = "mapped",
-        memory: int | Sequence[MemoryRegion] | None = None,
+        memory: int | Arena | Sequence[MemoryRegion] | None = None,
         expert_slots: int | None = None,
         policy: str = "auto",
         pins: Sequence[tuple[int, int]] = (),
+        prefetch: bool | None = None,
+        balance: int | None = None,
+        prefer_cached: float | None = None,
         threads: int | None = None,
         trace: bool = False,
         accelerator: FakeNpu | None = None,
+        faults: Sequence[tuple[int, str]] = (),
         recorder: _core.Recorder | None = None,
     ) -> None:
-        self.image = image if isinstance(image, Image) else Image(image)
+        in_place = weights != "streamed"  # what is not mapped cannot vanish from under the engine
+        self.image = image if isinstance(image, Image) else Image(image, map=in_place)
         limits = make_limits(
             context=context, batch=batch, workers=workers, kv=kv, sequences=sequences,
             profile=profile, weights=weights, expert_slots=expert_slots, policy=policy,
+            prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
         )  # fmt: skip
-        regions, most = None, 2**62
-        if isinstance(memory, int):
-            most = memory
-        elif memory is not None:
-            regions = [(str(name), address, size, rank) for name, address, size, rank in memory]
+        check_memory(memory)
+        check_pins(self.image, pins, weights)
+        most = memory if isinstance(memory, int) else MOST_MEMORY
         if weights.startswith("streamed"):
             self.image.read_ahead()
         npu = None
         if accelerator is not None:
             experts = accelerator.checked(self.image)
             npu = (experts, accelerator.memory, accelerator.threaded)
-        try:
-            self.core = _core.Engine(
+
+        def make(
+            regions: Sequence[MemoryRegion] | None, beside: _core.Engine | None = None
+        ) -> _core.Engine:
+            return _core.Engine(
                 self.image.core, limits, regions, kernels, threads or workers, trace, npu, recorder,
-                [layer << 16 | expert for layer, expert in pins], most,
+                [layer << 16 | expert for layer, expert in pins], most, beside,
+                [(read, named("fault", _core.READ_FAULTS, kind)) for read, kind in faults],
             )  # fmt: skip
+
+        try:
+            if isinstance(memory, Arena):
+                self.core = memory.place(self.image.core, make)
+            else:
+                regions = None if memory is None or isinstance(memory, int) else memory
+                self.core = make(regions and [MemoryRegion(*region) for region in regions])
+        except ImageError as error:
+            raise self.image.named(error) from None
         except (ValueError, RuntimeError) as error:
             raise EngineError(str(error)) from None
         except MemoryError:
             raise EngineError(
                 "this machine has not that much memory", hint="ask for less"
             ) from None
+        self.memory = memory  # lives as long as the engine
         self.context = context or self.image.context
         self.vocabulary = self.image.vocabulary
 
@@ -250,7 +319,8 @@ class Engine:
         self._check_sequence(sequence)
         sequences = None if sequence == 0 else np.full(tokens.size, sequence, np.uint32)
         want = np.ones(tokens.size, np.uint8) if all_logits else None
-        logits = self.core.infer(tokens, sequences, want)
+        with self.image.named_errors():
+            logits = self.core.infer(tokens, sequences, want)
         return logits if all_logits else logits[0]
 
     def infer_batch(
@@ -259,7 +329,8 @@ class Engine:
         """Tokens of several sequences at once: one row per true element of `want`, in order."""
         wanted = np.ascontiguousarray(np.asarray(want, dtype=bool), dtype=np.uint8)
         try:
-            return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
+            with self.image.named_errors():
+                return self.core.infer(as_tokens(token_ids), as_tokens(sequences), wanted)
         except ValueError as error:
             raise EngineError(str(error)) from None
 
@@ -288,15 +359,25 @@ class Engine:
     def experts(self) -> ExpertStats:
         """What streaming has cost since the engine was made."""
         stats = self.core.expert_stats()
-        names = {number: name for name, number in POLICIES.items()}
         return ExpertStats(
-            stats["slots"], stats["slots_per_layer"], names[stats["policy"]], stats["hits"],
-            stats["misses"], stats["bytes_read"], stats["retries"],
+            stats["slots"], stats["slots_per_layer"], policy_name(stats["policy"]), stats["hits"],
+            stats["misses"], stats["bytes_read"], stats["retries"], stats["pinned"],
+            stats["prefetched"],
+            stats["prefetched_used"], stats["prefetched_wasted_bytes"],
         )  # fmt: skip
 
+    @property
+    def routing(self) -> dict[str, Any] | None:
+        """What changes the choice of experts (`colibri.routing`); None: the model's own router."""
+        return routing_options(self.core.limits)
+
     def selftest(self) -> None:
-        """Runs the image's golden vector; EngineError when the numbers differ."""
-        self.core.selftest()
+        """Runs the image's golden vector through the model's own router.
+
+        EngineError when the numbers differ.
+        """
+        with self.image.named_errors():
+            self.core.selftest()
 
     def take_trace(self) -> NDArray[np.void]:
         """Events since the last call, as an array of dtype `EVENT`."""

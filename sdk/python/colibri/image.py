@@ -12,6 +12,8 @@ import builtins
 import json
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +21,7 @@ from typing import Any, NamedTuple
 from colibri import _core
 from colibri.errors import ImageError, TokenizerError
 from colibri.placement import LAYOUTS, LayoutName
-from colibri.status import CHECKSUM
+from colibri.status import CHECKSUM, NO_EXPERT, READ_ERRORS
 from colibri.tokenizer import Tokenizer
 
 TYPE_NAMES = {number: name for name, number in _core.TYPES.items()}
@@ -113,6 +115,8 @@ class Pages(NamedTuple):
 #: Names of ``pages``: the file mapped with the system's pages, or copied into huge ones.
 PAGES = ("4k", "huge")
 MAX_READERS = 64
+READERS = 4  # reads at once that keep a disk busy and still let records arrive one by one
+MAX_TIME_LIMIT = 86_400  # seconds
 
 
 def check_path(path: str) -> None:
@@ -206,7 +210,9 @@ class Image:
         asked, seconds = self._opened
         return Pages(asked, *self.core.pages(), seconds)
 
-    def read_ahead(self, threads: int = 4, direct: bool = False) -> None:
+    def read_ahead(
+        self, threads: int = READERS, direct: bool = False, time_limit: float | None = None
+    ) -> None:
         """Lets streamed experts be read by threads while others are computed.
 
         Engines with streamed weights call it themselves; the first call counts.
@@ -214,9 +220,12 @@ class Image:
         Parameters
         ----------
         threads : int
-            Reads at once, 1 to 64.
+            Reads at once, 1 to 64, each of at most 2 MiB.
         direct : bool
             Past the page cache (O_DIRECT), so that no byte of the model is in memory twice.
+        time_limit : float, optional
+            Seconds after which a read that its device does not answer has failed.  Default: a
+            read takes as long as the system lets it.
 
         Raises
         ------
@@ -225,7 +234,12 @@ class Image:
         """
         if not 1 <= threads <= MAX_READERS:
             raise ImageError(f"threads is {threads}", hint=f"use 1 .. {MAX_READERS}")
-        failed = self.core.read_ahead(threads, direct)
+        if time_limit is not None and not 0.001 <= time_limit <= MAX_TIME_LIMIT:
+            raise ImageError(
+                f"time_limit is {time_limit} s",
+                hint=f"use 0.001 .. {MAX_TIME_LIMIT:,}, or None for no limit",
+            )
+        failed = self.core.read_ahead(threads, direct, round((time_limit or 0) * 1000))
         if failed:
             hint = "leave direct out" if direct else None
             what = f"cannot read ahead: {os.strerror(failed)}"
@@ -324,19 +338,40 @@ class Image:
 
     def verify(self) -> None:
         """Checks every weight block, and the tokenizer, against its checksum."""
-        try:
+        with self.named_errors():
             self.core.verify()
+
+    @contextmanager
+    def named_errors(self) -> Iterator[None]:
+        """Errors of reading weights say the name of what was read, and of the file that has it."""
+        try:
+            yield
         except ImageError as error:
-            if error.status is None or error.status.code != CHECKSUM:
-                raise
-            named = ImageError(
-                f"{self._block_name(error.status.where)} has checksum {error.status.have:08x}, "
-                f"not {error.status.need:08x}",
-                file=self.name,
-                hint="copy the file again or pack the model again",
-            )
-            named.status = error.status
-            raise named from None
+            raise self.named(error) from None
+
+    def named(self, error: ImageError) -> ImageError:
+        """One such error."""
+        status = error.status
+        what, file, hint = error.what, 0, error.hint
+        if status is None or status.code not in (CHECKSUM, *READ_ERRORS):
+            return error
+        if status.code == CHECKSUM:
+            block = self._block_name(status.where)
+            what = f"{block} has checksum {status.have:08x}, not {status.need:08x}"
+            hint = "copy the file again or pack the model again"
+        elif status.where >= NO_EXPERT:
+            file = status.where - NO_EXPERT
+        else:
+            row = self.expert_layers.index(status.where >> 16) * self._experts_each
+            file = self.experts[row + (status.where & 0xFFFF)].file
+        path = self.name if file == 0 or self.path is None else self.paths[file]
+        named = ImageError(what, file=path, hint=hint)
+        named.status = status
+        return named
+
+    @property
+    def _experts_each(self) -> int:
+        return int(self.config["experts"] - self.config["identities"])
 
     def _block_name(self, block: int) -> str:
         """Blocks are numbered as colibri_verify goes: tensors, experts, the tokenizer."""
@@ -346,6 +381,6 @@ class Image:
             return f"tensor {tensor.name}{at}"
         block -= len(self.tensors)
         if block < len(self.experts):
-            layer, expert = divmod(block, self.config["experts"] - self.config["identities"])
+            layer, expert = divmod(block, self._experts_each)
             return f"expert {expert} of layer {self.expert_layers[layer]}"
         return "the tokenizer"

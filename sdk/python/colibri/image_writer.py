@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO
 
-from colibri.errors import PackError
+from colibri.errors import ColibriError, PackError
+from colibri.image import Image
 from colibri.image_format import COMPANION_MAGIC, MAGIC, VERSION, align, code_bytes
 from colibri.image_layout import (
     CONFIG,
@@ -48,11 +49,15 @@ _ID, _CRC_AT = slice(32, 48), 60
 
 
 @contextlib.contextmanager
-def new_image(target: Path, layout: Layout) -> Iterator[tuple[ImageWriter, Path]]:
+def new_image(
+    target: Path, layout: Layout, *, inputs: Sequence[Path] = ()
+) -> Iterator[tuple[ImageWriter, Path]]:
     """A writer, and the image it writes; its files take their places when all went well.
 
     They are made in a folder beside the target, under their names, so that the unfinished image
-    can be opened.  Companions move first: an image is never there without them.
+    can be opened.  Companions move first: an image is never there without them.  Companions of
+    an image that was there before, and that the new one does not have, are removed last, unless
+    they are `inputs` of the work.
     """
     names = (target.name, *companion_names(target, len(layout.files) - 1))
     folder = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -63,12 +68,26 @@ def new_image(target: Path, layout: Layout) -> Iterator[tuple[ImageWriter, Path]
             yield ImageWriter(streams, layout, names[1:]), folder / target.name
             for stream in streams:
                 os.fsync(stream.fileno())
+        stale = [path for path in _companions(target) if path.name not in names]
         for name in (*names[1:], target.name):
             (folder / name).replace(target.with_name(name))
+        for path in stale:
+            if not any(path.samefile(file) for file in inputs if file.exists()):
+                path.unlink()
     except OSError as error:
         raise PackError(f"cannot be written: {error.strerror}", file=target) from error
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def _companions(target: Path) -> list[Path]:
+    """Those of a whole image that is there, by its tables, and of these the ones named after it:
+    others may belong to the image that this one is a copy of."""
+    try:
+        paths = Image(target).paths[1:] if target.is_file() else []
+    except ColibriError:
+        return []  # no image, or not a whole one: nobody can say whose the files are
+    return [path for number, path in enumerate(paths, 1) if path.name == f"{target.name}.{number}"]
 
 
 @dataclass

@@ -86,6 +86,7 @@ def pack(
     order: Order = Order.ROWS,
     placement: Placement = MONOLITHIC,
     heat: Path | None = None,
+    pin: Path | None = None,
     jobs: int = 1,
     progress: Callable[[int], Progress] | None = None,
     selftest: Selftest | None = None,
@@ -107,6 +108,9 @@ def pack(
     heat : Path, optional
         JSON file with how often each expert is used (`colibri.placement.hottest_first`): the
         records of those used most lie first.
+    pin : Path, optional
+        The same, and the notes say so: those in front are to be pinned when experts are streamed
+        (`colibri.experts.pins`).
     jobs : int
         Threads that encode; the image does not depend on it.
     progress : callable, optional
@@ -126,9 +130,12 @@ def pack(
     model = describe(source.config, source.config_file, source.adapt)
     matched = match_tensors(source, model)
     types = make_recipe(quant, group, recipe)
+    if heat is not None and pin is not None:
+        raise PackError("pins lie first too", field="heat", hint="give heat or pin, not both")
+    heat = heat or pin
     if heat is not None:
         placement = replace(placement, order=_by_heat(heat, model))
-    plan = _Plan.of(source, model, matched, types, order, placement)
+    plan = _Plan.of(source, model, matched, types, order, placement, pins=pin is not None)
     _refuse_input(target, plan.layout, source, recipe, calibration_text, heat)
     _check_tokenizer(source)
     begin = progress or (lambda _: lambda _: None)
@@ -136,7 +143,9 @@ def pack(
         calibration = _calibrate(
             source, model, matched, plan, calibration_text, target, jobs, begin
         )
-        plan = _Plan.of(source, model, matched, types, order, placement, calibration)
+        plan = _Plan.of(
+            source, model, matched, types, order, placement, calibration, pin is not None
+        )
     tensors = _encoded(plan, jobs, begin(plan.parameters))
     write_image(plan.layout, tensors, target, selftest or runtime_selftest, plan.tokenizer)
     files = image_files(target, plan.layout)
@@ -238,7 +247,7 @@ class _Plan:
     def of(
         cls, source: Checkpoint, model: Model, matched: Matched, recipe: Recipe,
         order: Order = Order.ROWS, placement: Placement = MONOLITHIC,
-        calibration: Calibration | None = None,
+        calibration: Calibration | None = None, pins: bool = False,
     ) -> _Plan:  # fmt: skip
         columns = ((w, t.shape[-1]) for w, t in matched.tensors)
         specs = tensor_specs(model, columns, recipe, order)
@@ -255,7 +264,8 @@ class _Plan:
         layout = Layout.of(
             model.settings, model.layers, specs,
             stop=source.stop_ids(model.settings.vocabulary), tokens=selftest_tokens(model),
-            notes=_notes_section(source, model, recipe, calibration, by_role, bits, notes, order),
+            notes=_notes_section(source, model, recipe, calibration, by_role, bits, notes, order,
+                                 pins),
             tokenizer_bytes=len(source.tokenizer or b""), placement=placement,
         )  # fmt: skip
         sources = {_key(w.role.name, w.layer, w.expert): _rows_of(w, t) for w, t in matched.tensors}
@@ -313,7 +323,7 @@ def _padding_notes(specs: list[TensorSpec], bits: dict[str, float]) -> list[str]
 
 def _notes_section(
     source: Checkpoint, model: Model, recipe: Recipe, calibration: Calibration | None,
-    by_role: dict[str, float], bits: float, notes: tuple[str, ...], order: Order,
+    by_role: dict[str, float], bits: float, notes: tuple[str, ...], order: Order, pins: bool,
 ) -> bytes:  # fmt: skip
     """Where the image came from; the same input gives the same bytes."""
     content = {
@@ -328,6 +338,7 @@ def _notes_section(
         "order": order.name.lower(),
         "bits_by_role": by_role,
         **({"calibration": calibration.description} if calibration else {}),
+        **({"pins": "experts whose records lie first"} if pins else {}),
         "notes": list(notes),
     }  # fmt: skip
     text = json.dumps(content, ensure_ascii=False, separators=(",", ":"))

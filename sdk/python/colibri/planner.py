@@ -10,17 +10,19 @@ True
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from colibri import _core
-from colibri.board_memory import BoardMemory, FreeRegion, board_memory
+from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, POLICIES, make_limits
-from colibri.errors import DoesNotFitError, Lack, PlanError
+from colibri.engine import KV_TYPES, PREFETCH, make_limits, policy_name
+from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
+from colibri.experts.pins import Pin, pinned
 from colibri.image import Image
+from colibri.routing import routing_options
 from colibri.status import LIMITS
 
 SCHEMA = 1
@@ -72,7 +74,14 @@ class Plan:
         Limits in effect.
     experts : dict, optional
         When they are streamed: slots, slots a layer (0: shared by all), bytes of a slot, policy,
-        and why it is so.
+        whether it reads on a guess, how many are pinned, and why it is so.
+    table_bytes : int
+        Of the image's tables when experts are streamed, else 0: they are in memory beside the
+        engine.
+    routing : dict, optional
+        What changes the choice of experts (`colibri.routing`).
+    weights : str
+        Where they are, as `Engine` takes it.
     """
 
     board: str
@@ -87,6 +96,9 @@ class Plan:
     unplaced: tuple[Buffer, ...] = ()
     lack: Lack | None = None
     experts: dict[str, Any] | None = None
+    table_bytes: int = 0
+    routing: dict[str, Any] | None = None
+    weights: Weights = "mapped"
 
     def require(self) -> Plan:
         """The plan itself, or DoesNotFitError with the advice."""
@@ -108,7 +120,10 @@ class Plan:
             "regions": [_region_json(region) for region in self.regions],
             "board": self.board,
             "limits": self.limits,
+            "weights": self.weights,
             "experts": self.experts,
+            "table_bytes": self.table_bytes,
+            "routing": self.routing,
             "alignment": self.alignment,
             "advice": list(self.advice),
             "unplaced": [vars(buffer) for buffer in self.unplaced],
@@ -132,6 +147,10 @@ def plan(
     memory: int | None = None,
     expert_slots: int | None = None,
     policy: str = "auto",
+    pins: Sequence[Pin] = (),
+    prefetch: bool | None = None,
+    balance: int | None = None,
+    prefer_cached: float | None = None,
 ) -> Plan:
     """Plans an image on a board.
 
@@ -149,11 +168,13 @@ def plan(
         How a Linux board holds the weights: a mapped file, whose pages the system may drop, or a
         copy in huge pages, which is RAM that is taken.
     streamed : bool
-        Experts are read from the file into slots; only the tables and the rest of the weights
-        are in RAM. Boards with a system only.
+        Experts are read into slots when a token needs them. From a file, or from a storage that is
+        not mapped: then tables and the rest of the weights are in RAM. From mapped flash: then the
+        rest is used in place.
     memory : int, optional
-        Bytes that the engine may take in all. Default: what the board has.
-    expert_slots, policy : optional
+        Bytes that the engine may take in all, streamed: with the image's tables. Default: what
+        the board has.
+    expert_slots, policy, pins, prefetch, balance, prefer_cached : optional
         As `Engine` takes them. Default: as many slots as fit.
 
     Raises
@@ -163,22 +184,49 @@ def plan(
     """
     opened = image if isinstance(image, Image) else Image(image)
     target = board if isinstance(board, Board) else load_board(board)
-    if streamed and target.os != "linux":
-        raise PlanError(
-            f"board {target.id} has no system whose files experts could be read from",
-            hint='only boards with os = "linux" stream experts',
-        )
+    weights = streamed_weights(target, opened) if streamed else "mapped"
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
-        weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
+        weights=weights, expert_slots=expert_slots, policy=policy,
+        prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
     )  # fmt: skip
-    there = board_memory(target, opened, pages, streamed=streamed)
+    there = board_memory(target, opened, pages, weights=weights)
+    tables = opened.meta_bytes if weights == "streamed" else 0
     if memory is not None:
-        there = replace(there, regions=tuple(_at_most(memory, there.regions)))
-    return _Planner(opened, target, there, limits).plan()
+        room = max(memory - tables, 0)
+        there = replace(there, regions=tuple(at_most(room, there.regions)))
+    planner = _Planner(opened, target, there, limits, pins)
+    return replace(planner.plan(memory), weights=weights, table_bytes=tables)
 
 
-def _at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
+def plan_or_stream(image: Image, board: Board, **options: Any) -> Plan:
+    """A plan with all weights in memory; with streamed experts where only that fits.
+
+    `options` are those of `plan`. The reason is the last part of ``experts["why"]``.
+    """
+    try:
+        resident = plan(image, board, **options)
+    except ImageError as refused:  # an image in several files, where only a storage has files
+        streamed = plan(image, board, **options, streamed=True)
+        return _because(streamed, str(refused.what))
+    if resident.fits:
+        return resident
+    try:
+        streamed = plan(image, board, **options, streamed=True)
+    except PlanError:  # the board has no storage
+        return resident
+    if not streamed.fits or streamed.experts is None:
+        return resident
+    return _because(streamed, f"with all weights {resident.advice[0]}")
+
+
+def _because(streamed: Plan, reason: str) -> Plan:
+    experts = streamed.experts or {}
+    why = f"{experts.get('why', '')}; streamed because {reason}"
+    return replace(streamed, experts=experts | {"why": why} if experts else None)
+
+
+def at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
     """The regions cut to `size` bytes in all, fast ones first."""
     left = size
     given = {}
@@ -193,22 +241,24 @@ class _Planner:
     """One call of `plan`: the C planner asked once for the answer, more often for advice."""
 
     def __init__(
-        self, image: Image, board: Board, memory: BoardMemory, limits: _core.Limits
-    ) -> None:
+        self, image: Image, board: Board, memory: BoardMemory, limits: _core.Limits,
+        pins: Sequence[Pin],
+    ) -> None:  # fmt: skip
         self.image, self.board, self.memory = image, board, memory
-        self.regions = memory.regions or (_used_up(board),)
-        self.limits = limits
+        self.regions = memory.regions or (used_up(board),)
+        self.limits, self.pins = limits, pins
 
-    def plan(self) -> Plan:
+    def plan(self, size: int | None) -> Plan:
+        """`size`: what ``--memory`` gave."""
         result = _core.plan(self.image.core, self.limits, self.regions)
         shortage = result["shortage"]
         fits = shortage is None and not self.memory.problem
-        asked = self.limits.expert_slots
+        asked, asked_policy = self.limits.expert_slots, self.limits.policy
         self.limits = result["limits"]
         longest = 0
         if not self.memory.problem:  # with other contexts, other slots may be what fits
             longest = self._max_context(_changed(self.limits, expert_slots=asked))
-        buffers = tuple(_buffer(row) for row in result["buffers"])
+        buffers = tuple(buffer_of(row) for row in result["buffers"])
         lack = self.memory.lack or self._lack(shortage, buffers)
         return Plan(
             board=self.board.id,
@@ -216,13 +266,14 @@ class _Planner:
             total_bytes=result["total_bytes"],
             max_context=longest,
             regions=tuple(self._map(result["buffers"] if fits else [])),
-            limits=_limits_json(self.limits),
+            limits=limits_json(self.limits),
             alignment=result["alignment"],
             memory=self.memory,
-            advice=() if lack is None else tuple(self._advice(lack, longest)),
+            advice=() if lack is None else tuple(self._advice(lack, longest, size)),
             unplaced=() if fits else buffers,
             lack=lack,
-            experts=_experts(self.image, result),
+            experts=streamed_experts(self.image, result, asked_policy, self.pins),
+            routing=routing_options(self.limits),
         )
 
     def _lack(
@@ -251,13 +302,13 @@ class _Planner:
             for row in placed:
                 arena = self.memory.regions[row[1]]
                 if arena.name == region.name:
-                    buffer = _buffer(row)
+                    buffer = buffer_of(row)
                     origin = arena.address - region.base
                     rows.append(replace(buffer, offset=origin + buffer.offset))
             rows.sort(key=lambda row: row.offset)
             yield PlanRegion(region.name, region.size, sum(row.bytes for row in rows), tuple(rows))
 
-    def _advice(self, lack: Lack, longest: int) -> Iterator[str]:
+    def _advice(self, lack: Lack, longest: int, size: int | None) -> Iterator[str]:
         """What is missing, then each single change that would do."""
         if self.memory.problem:
             smaller = "pack the model smaller (--quant q4), or " if lack.part == "image" else ""
@@ -268,10 +319,19 @@ class _Planner:
             f"{lack.region} has {lack.have:,} bytes for the engine, {lack.need:,} would do "
             f"({lack.need - lack.have:,} more)"
         )
+        if size is not None:
+            tables = f", {self.image.meta_bytes:,} of them for the image's tables"
+            yield f"--memory {self._enough(lack)} does, where the board has it{tables}"
         if longest:
             yield f"--context {longest} fits"
         yield from self._smaller_kv()
         yield from self._smaller_batch()
+        yield from self._fewer_slots()
+
+    def _enough(self, lack: Lack) -> int:
+        """For ``--memory``: what would do, and the tables."""
+        others = sum(region.size for region in self.regions if region.name != lack.region)
+        return lack.need + others + self.image.meta_bytes
 
     def _smaller_kv(self) -> Iterator[str]:
         order = ("f32", "f16", "q8")
@@ -291,8 +351,16 @@ class _Planner:
                 return
             batch //= 2
 
+    def _fewer_slots(self) -> Iterator[str]:
+        if not self.limits.expert_slots:
+            return
+        left_out = _changed(self.limits, expert_slots=0)
+        result = _core.plan(self.image.core, left_out, self.regions)
+        if result["shortage"] is None:
+            yield f"--expert-slots {result['limits'].expert_slots} fits"
 
-def _used_up(board: Board) -> FreeRegion:
+
+def used_up(board: Board) -> FreeRegion:
     """Stands for the RAM of a board that is taken to the last byte: no bytes of its largest."""
     ram = [region for region in board.regions if region.writable]
     largest = max(ram, key=lambda region: region.usable)
@@ -303,7 +371,7 @@ def _changed(limits: _core.Limits, **changes: int) -> _core.Limits:
     return _core.Limits(**{**{name: getattr(limits, name) for name in LIMITS[1:]}, **changes})
 
 
-def _limits_json(limits: _core.Limits) -> dict[str, Any]:
+def limits_json(limits: _core.Limits) -> dict[str, Any]:
     profiles = {number: name for name, number in _core.PROFILES.items()}
     return {
         "context": limits.context,
@@ -315,26 +383,51 @@ def _limits_json(limits: _core.Limits) -> dict[str, Any]:
     }
 
 
-def _experts(image: Image, result: _core.PlanResult) -> dict[str, Any] | None:
+def streamed_experts(
+    image: Image, result: _core.PlanResult, asked: int, pins: Sequence[Pin]
+) -> dict[str, Any] | None:
+    """`asked`: the policy that was given, 0 for none."""
     limits, per_layer = result["limits"], result["slots_per_layer"]
     if not limits.expert_slots:
         return None
-    policy = next(name for name, number in POLICIES.items() if number == limits.policy)
-    top_k, count = image.config["top_k"], len(image.experts)
-    if per_layer:
-        why = f"{per_layer} or more a layer, of which a token uses {top_k}: each layer has its own"
-    else:
-        why = f"fewer than the {top_k} a layer that a token uses: shared by all layers"
+    policy = policy_name(limits.policy)
+    kept = pinned(image, limits, per_layer, pins) if pins else 0
     return {
         "slots": limits.expert_slots,
         "slots_per_layer": per_layer,
         "slot_bytes": result["slot_bytes"],
         "policy": policy,
-        "why": f"{limits.expert_slots} of {count} in memory, {why}; {policy} makes room",
+        "prefetch": limits.prefetch == PREFETCH[True],
+        "pinned": kept,
+        "why": "; ".join(_reasons(image, limits.expert_slots, per_layer, policy, asked, kept)),
     }
 
 
-def _buffer(row: tuple[int, int, int, int, int]) -> Buffer:
+def _reasons(
+    image: Image, slots: int, per_layer: int, policy: str, asked: int, kept: int
+) -> Iterator[str]:
+    """Why slots are shared or not, who makes room, and how many stay."""
+    top_k, count = image.config["top_k"], len(image.experts)
+    if slots == count:
+        yield f"all {count} in memory, none makes room"
+        return
+    if per_layer:
+        yield (
+            f"{slots} of {count} in memory, {per_layer} or more a layer, of which a token uses "
+            f"{top_k}: each layer has its own"
+        )
+    else:
+        yield (
+            f"{slots} of {count} in memory, fewer than the {top_k} a layer that a token uses: "
+            "shared by all layers"
+        )
+    chosen = "as asked" if asked else "which missed no more than lru on every text measured"
+    yield f"{policy} makes room, {chosen}"
+    if kept:
+        yield f"the {kept} hottest are pinned, half of the slots where a token fits beside them"
+
+
+def buffer_of(row: tuple[int, int, int, int, int]) -> Buffer:
     """A row of the C planner, with the reason for its place: how often its bytes are touched."""
     kind, _, offset, size, touched = row
     times = touched / size

@@ -34,14 +34,21 @@ LIMITS = (
     "weights",
     "expert_slots",
     "policy",
+    "prefetch",
+    "balance",
+    "prefer_cached",
 )
+#: Those that only streamed experts have a use for.
+_OF_STREAMING = tuple(map(LIMITS.index, ("expert_slots", "prefetch", "prefer_cached")))
 _CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
 _BINDINGS = 8
-_NO_EXPERT = 0xFFFF0000
 _BACKEND_MEMORY = 2
+NO_EXPERT = 0xFFFF0000
+MEMORY = 20
 CHECKSUM = 44
+READ_ERRORS = (60, 62)  # of storage; of what was read
 BACKEND = 61
 
 
@@ -65,17 +72,24 @@ def tensor_place(where: int) -> str:
 def _limit(s: RuntimeStatus) -> str:
     if not 0 < s.where < len(LIMITS):
         return "the limits ask for more memory than a 64-bit number can say"
-    return f"limit '{LIMITS[s.where]}' is {s.have}"
+    have = s.have / 1000 if LIMITS[s.where] == "prefer_cached" else s.have
+    return f"limit '{LIMITS[s.where]}' is {have}"
 
 
 def _limit_hint(s: RuntimeStatus) -> str | None:
     if not s.need:
-        slots = s.where == LIMITS.index("expert_slots")
-        return "leave it out, or stream experts (weights='streamed')" if slots else None
-    return f"at most {s.need}" if s.need < s.have else f"at least {s.need}"
+        if s.where in _OF_STREAMING:
+            return "leave it out, or stream experts (weights='streamed', --expert-slots)"
+        return "leave it out: the model has no experts, or this build no such router"
+    need = s.need // 1000 if LIMITS[s.where] == "prefer_cached" else s.need
+    return f"at most {need}" if s.need < s.have else f"at least {need}"
 
 
 def _argument(s: RuntimeStatus) -> str:
+    if s.where == 1:
+        return "the engine's memory has been given to another"
+    if s.need:
+        return f"argument {s.where} of the runtime call has {s.have} entries"
     return f"argument {s.where} of the runtime call is missing or contradictory"
 
 
@@ -92,8 +106,7 @@ def _unsupported(s: RuntimeStatus) -> str:
     if s.where == LIMITS.index("weights"):
         return "the weights cannot be used where they lie: the storage does not map"
     if s.where == _BINDINGS:
-        why = "streamed weights do not go with" if s.need else "this build leaves out"
-        return f"{s.have} experts are bound to a backend, which {why}"
+        return f"{s.have} experts are bound to a backend, which this build leaves out"
     if s.where == _LAYOUT_OFFSET:
         return f"image layout {s.have} (sharded or hybrid) is not read by this build"
     if s.where >> 16 or s.where in _core.ROLES.values():
@@ -105,8 +118,6 @@ def _unsupported(s: RuntimeStatus) -> str:
 def _unsupported_hint(s: RuntimeStatus) -> str:
     if s.where == LIMITS.index("weights"):
         return "load them into memory (weights='loaded' or 'streamed')"
-    if s.where == _BINDINGS and s.need:
-        return "load the weights (weights='loaded')"
     if s.where == _LAYOUT_OFFSET:
         return "make it one file: colibri convert IMAGE -o FILE --layout monolithic"
     return "build the library with it"
@@ -115,9 +126,9 @@ def _unsupported_hint(s: RuntimeStatus) -> str:
 def _read(s: RuntimeStatus) -> str:
     """`where` is an expert, or 0xFFFF0000 and the number of a file."""
     what = f"reading failed at offset {s.have:#x} ({s.need:,} bytes)"
-    if s.where < _NO_EXPERT:
+    if s.where < NO_EXPERT:
         return f"layer {s.where >> 16}, expert {s.where & 0xFFFF}: {what}"
-    file = s.where - _NO_EXPERT
+    file = s.where - NO_EXPERT
     return f"{what} of companion file {file}" if file else what
 
 
@@ -172,7 +183,7 @@ def _no_hint(_: RuntimeStatus) -> None:
 
 
 _RULES: dict[int, _Rule] = {
-    1: _Rule(EngineError, _argument, _no_hint),
+    1: _Rule(EngineError, _argument, lambda s: f"at most {s.need}" if s.need else None),
     2: _Rule(EngineError, lambda s: f"token {s.have} at index {s.where} is not in the vocabulary",
              lambda s: f"use 0 .. {s.need - 1}" if s.need else None),
     3: _Rule(EngineError, lambda s: f"sequence {s.have} at index {s.where} is unknown",
@@ -203,7 +214,8 @@ _RULES: dict[int, _Rule] = {
               lambda _: _REPACK),
     47: _Rule(ImageError, _unsupported, _unsupported_hint),
     48: _Rule(ImageError, _companion, _companion_hint),
-    60: _Rule(ImageError, _read, lambda _: "check the file and its medium"),
+    60: _Rule(ImageError, _read, lambda _: "run again; if it stays, check the medium, or copy "
+                                         "the file again"),
     62: _Rule(ImageError, _corrupt, lambda _: "run again; if it stays, copy the file again"),
     61: _Rule(EngineError, _backend, _backend_hint),
     80: _Rule(EngineError, lambda s: f"NaN or infinity came up (layer or row {s.where})",

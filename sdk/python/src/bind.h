@@ -7,6 +7,7 @@
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include <cstdint>
@@ -15,6 +16,7 @@
 #include <memory>
 #include <string>
 #include <tuple>
+#include <variant>
 #include <vector>
 
 #include "colibri/colibri.h"
@@ -41,6 +43,8 @@ struct Free {
 };
 using Memory = std::unique_ptr<void, Free>;
 Memory allocate(uint64_t bytes);
+// The same, in pages of 2 MiB where the system has them: what storage writes and kernels read a megabyte at a time.
+Memory allocate_huge(uint64_t bytes);
 Memory copy_of(const void *data, uint64_t bytes);
 
 // A new NumPy array that owns its elements.
@@ -70,12 +74,13 @@ private:
     void open(const colibri_storage *storage);
 };
 
-// (name, address, size, rank); the address matters to Engine only.
-using RegionTuple = std::tuple<std::string, uint64_t, uint64_t, uint32_t>;
+// (name, address, size, rank), or with the use behind it; the address matters to Engine only.
+using RegionTuple = std::tuple<std::string, uint64_t, uint64_t, uint32_t, uint32_t>;
+using RegionList = std::vector<std::variant<RegionTuple, std::tuple<std::string, uint64_t, uint64_t, uint32_t>>>;
 struct Regions {
     std::vector<std::string> names;
     std::vector<colibri_region> list;
-    explicit Regions(const std::vector<RegionTuple> &tuples);
+    explicit Regions(const RegionList &tuples);
     uint32_t count() const { return static_cast<uint32_t>(list.size()); }
 };
 
@@ -121,5 +126,6 @@ void bind_plan(nb::module_ &m);
 void bind_engine(nb::module_ &m);
 void bind_kernels(nb::module_ &m);
 void bind_recorder(nb::module_ &m);
+void bind_expert_cache(nb::module_ &m);
 void bind_probe(nb::module_ &m);
 void bind_matmul_probe(nb::module_ &m);

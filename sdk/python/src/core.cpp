@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // The extension `colibri._core`: helpers, names, and the module itself.
 #include "bind.h"
+#include "faulty_storage.h"
 
 #include <cstring>
 #include <new>
+
+#include <sys/mman.h>
 
 void raise_status(const std::string &subject, colibri_status status, const colibri_error &error)
 {
@@ -14,12 +17,33 @@ void raise_status(const std::string &subject, colibri_status status, const colib
     throw nb::python_error();
 }
 
-Memory allocate(uint64_t bytes)
+namespace {
+
+Memory allocate_at(size_t alignment, uint64_t bytes)
 {
     void *memory = nullptr;
     const auto size = static_cast<size_t>(bytes == 0 ? 1 : bytes);
-    if (size < bytes || posix_memalign(&memory, 64, size) != 0) throw std::bad_alloc();
+    if (size < bytes || posix_memalign(&memory, alignment, size) != 0) throw std::bad_alloc();
     return Memory(memory);
+}
+
+} // namespace
+
+Memory allocate(uint64_t bytes)
+{
+    return allocate_at(64, bytes);
+}
+
+Memory allocate_huge(uint64_t bytes)
+{
+#ifdef MADV_HUGEPAGE
+    constexpr size_t page = size_t{1} << 21;
+    Memory memory = allocate_at(bytes < page ? 64 : page, bytes);
+    if (bytes >= page) (void)madvise(memory.get(), static_cast<size_t>(bytes / page * page), MADV_HUGEPAGE);
+    return memory;
+#else
+    return allocate(bytes);
+#endif
 }
 
 Memory copy_of(const void *data, uint64_t bytes)
@@ -44,9 +68,11 @@ void bind_names(nb::module_ &m)
           nb::arg("status"));
     m.def("buffer_name", &colibri_buffer_name, nb::arg("kind"));
     m.def("buffer_purpose", &colibri_buffer_purpose, nb::arg("kind"));
+    m.def("buffer_keeps", [](uint32_t kind) { return colibri_buffer_keeps(kind) != 0; }, nb::arg("kind"));
     m.attr("TYPES") = numbers({{"f32", COLIBRI_F32}, {"f16", COLIBRI_F16}, {"bf16", COLIBRI_BF16},
                                {"q8", COLIBRI_Q8}, {"q4", COLIBRI_Q4}});
     m.attr("PROFILES") = numbers({{"small", COLIBRI_PROFILE_SMALL}, {"wide", COLIBRI_PROFILE_WIDE}});
+    m.attr("REGION_USES") = numbers({{"any", COLIBRI_REGION_ANY}, {"work", COLIBRI_REGION_WORK}});
     m.attr("WEIGHTS") = numbers({{"mapped", COLIBRI_WEIGHTS_MAPPED}, {"loaded", COLIBRI_WEIGHTS_LOADED},
                                  {"streamed", COLIBRI_WEIGHTS_STREAMED},
                                  {"streamed-mapped", COLIBRI_WEIGHTS_STREAMED_MAPPED}});
@@ -115,6 +141,9 @@ void bind_names(nb::module_ &m)
          {"linear_query_norm", COLIBRI_ROLE_LINEAR_QUERY_NORM},
          {"linear_step_up", COLIBRI_ROLE_LINEAR_STEP_UP},
          {"linear_state_decay", COLIBRI_ROLE_LINEAR_STATE_DECAY}});
+    m.attr("READ_FAULTS") = numbers({{"fail", static_cast<uint32_t>(ReadFault::Fail)},
+                                     {"short", static_cast<uint32_t>(ReadFault::Short)},
+                                     {"corrupt", static_cast<uint32_t>(ReadFault::Corrupt)}});
     m.attr("EVENTS") = numbers(
         {{"step", COLIBRI_EVENT_STEP}, {"layer", COLIBRI_EVENT_LAYER},
          {"matmul", COLIBRI_EVENT_MATMUL}, {"attend", COLIBRI_EVENT_ATTEND},
@@ -161,6 +190,7 @@ NB_MODULE(_core, m)
     bind_image(m);
     bind_plan(m);
     bind_recorder(m);
+    bind_expert_cache(m);
     bind_engine(m);
     bind_kernels(m);
     bind_probe(m);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // colibri_init, colibri_infer and the sampler. The GIL is released while the runtime works.
 #include "bind.h"
+#include "faulty_storage.h"
 #include "npu.h"
 
 #include <chrono>
@@ -11,19 +12,24 @@
 
 namespace {
 
+// Why calls without an error of their own fail.
+constexpr colibri_error no_engine{COLIBRI_ERR_ARGUMENT, 1, 0, 0};
+
 struct DestroyPool {
     void operator()(colibri_posix_pool *pool) const { colibri_posix_pool_destroy(pool); }
 };
 
 struct Engine {
     Engine(const Image &image, const colibri_limits &limits,
-           const std::optional<std::vector<RegionTuple>> &regions, const std::string &kernels,
+           const std::optional<RegionList> &regions, const std::string &kernels,
            uint32_t threads, bool trace, const std::optional<NpuTuple> &npu, Recorder *recorder,
-           const std::vector<uint32_t> &pins, uint64_t memory_bytes);
+           const std::vector<uint32_t> &pins, uint64_t memory_bytes, const Engine *beside,
+           const std::vector<FaultTuple> &faults);
     Array<float> infer(Vector<uint32_t> tokens, std::optional<Vector<uint32_t>> sequences,
                        std::optional<Vector<uint8_t>> want);
     Array<double> time_infer(Vector<uint32_t> tokens, uint32_t step);
     void reset(uint32_t sequence);
+    void close();
     void selftest();
     nb::bytes take_trace();
     uint32_t length(uint32_t sequence);
@@ -37,11 +43,11 @@ struct Engine {
     colibri_limits limits{};
 
 private:
-    // Runs a C call with the GIL released, one thread at a time.
+    // Runs a C call with the GIL released, one thread at a time, of all engines that share memory.
     template <typename Call> auto alone(Call &&call)
     {
         nb::gil_scoped_release release;
-        const std::lock_guard<std::mutex> lock(mutex);
+        const std::lock_guard<std::mutex> lock(*mutex);
         const Recorder::Recording records(recorder);
         return call();
     }
@@ -55,11 +61,12 @@ private:
     colibri_platform platform{};
     std::unique_ptr<colibri_posix_pool, DestroyPool> pool;
     std::unique_ptr<Npu> npu;
+    std::unique_ptr<FaultyStorage> faulty; // or nullptr: the image's own
     Memory memory;
     std::optional<Regions> regions;
     std::vector<colibri_event> events;
     std::vector<uint32_t> pins;
-    std::mutex mutex;
+    std::shared_ptr<std::mutex> mutex;
 };
 
 void record(void *context, const colibri_event *event)
@@ -68,11 +75,12 @@ void record(void *context, const colibri_event *event)
 }
 
 Engine::Engine(const Image &image, const colibri_limits &wanted,
-               const std::optional<std::vector<RegionTuple>> &given, const std::string &kernels,
+               const std::optional<RegionList> &given, const std::string &kernels,
                uint32_t threads, bool trace, const std::optional<NpuTuple> &wanted_npu, Recorder *records,
-               const std::vector<uint32_t> &wanted_pins, uint64_t memory_bytes)
+               const std::vector<uint32_t> &wanted_pins, uint64_t memory_bytes, const Engine *beside,
+               const std::vector<FaultTuple> &faults)
     : limits(wanted), name(image.name), vocabulary(image.image.config.vocabulary), recorder(records),
-      pins(wanted_pins)
+      pins(wanted_pins), mutex(beside != nullptr ? beside->mutex : std::make_shared<std::mutex>())
 {
     if (recorder != nullptr && threads > 1) throw nb::value_error("a recorder needs threads = 1");
     platform.struct_bytes = sizeof platform;
@@ -87,9 +95,11 @@ Engine::Engine(const Image &image, const colibri_limits &wanted,
     platform.pins = pins.data();
     platform.pin_count = static_cast<uint32_t>(pins.size());
     if (wanted_npu) npu = std::make_unique<Npu>(*wanted_npu, platform);
+    if (!faults.empty()) faulty = std::make_unique<FaultyStorage>(image.image, faults);
+    const colibri_image &seen = faulty ? faulty->image() : image.image;
     colibri_error error{};
     const auto init = [&] {
-        return colibri_init(&engine, &image.image, &limits, regions->list.data(), regions->count(),
+        return colibri_init(&engine, &seen, &limits, regions->list.data(), regions->count(),
                             &platform, &error);
     };
     const colibri_status status = alone(init);
@@ -113,20 +123,28 @@ void Engine::make_pool(uint32_t threads)
     platform.pool = colibri_posix_pool_interface(pool.get());
 }
 
-// One region of exactly the planned size, and not above `most`; the plan may take what there is.
+// One region of exactly the planned size; `most` is for it and, where only parts of the image are in memory, for the
+// image's tables, which always are. The plan may take what there is.
 void Engine::own_memory(const colibri_image &image, uint64_t most)
 {
     colibri_region region{};
     region.name = "memory";
-    region.size = most;
+    const uint64_t tables = limits.weights >= COLIBRI_WEIGHTS_STREAMED ? image.meta_bytes : 0;
+    region.size = most > tables ? most - tables : 0;
     colibri_plan_result plan{};
     plan.struct_bytes = sizeof plan;
     colibri_error error{};
-    check(name, colibri_plan(&image, &limits, &region, 1, &plan, &error), error);
+    const colibri_status status = colibri_plan(&image, &limits, &region, 1, &plan, &error);
+    if (status == COLIBRI_ERR_MEMORY) {
+        error.have = most;
+        error.need += tables;
+    }
+    check(name, status, error);
     limits = plan.limits; // with the slots that were chosen
-    memory = allocate(plan.used[0]);
+    const bool streams = limits.weights >= COLIBRI_WEIGHTS_STREAMED;
+    memory = streams ? allocate_huge(plan.used[0]) : allocate(plan.used[0]);
     const auto address = reinterpret_cast<uintptr_t>(memory.get());
-    regions.emplace(std::vector<RegionTuple>{{region.name, address, plan.used[0], 0}});
+    regions.emplace(RegionList{RegionTuple{region.name, address, plan.used[0], 0, 0}});
 }
 
 size_t rows_wanted(const std::optional<Vector<uint8_t>> &want, size_t count)
@@ -189,12 +207,18 @@ Array<double> Engine::time_infer(Vector<uint32_t> tokens, uint32_t step)
 
 void Engine::reset(uint32_t sequence)
 {
-    check(name, alone([&] { return colibri_reset(&engine, sequence); }), {});
+    check(name, alone([&] { return colibri_reset(&engine, sequence); }), no_engine);
 }
 
 uint32_t Engine::length(uint32_t sequence)
 {
     return alone([&] { return colibri_length(&engine, sequence); });
+}
+
+// The memory is no longer its own: every later call is refused.
+void Engine::close()
+{
+    alone([&] { engine = {}; });
 }
 
 void Engine::selftest()
@@ -215,7 +239,7 @@ nb::dict Engine::expert_stats()
 {
     colibri_expert_stats s{};
     s.struct_bytes = sizeof s;
-    check(name, alone([&] { return colibri_expert_statistics(&engine, &s); }), {});
+    check(name, alone([&] { return colibri_expert_statistics(&engine, &s); }), no_engine);
     nb::dict out;
     out["slots"] = s.slots;
     out["slots_per_layer"] = s.slots_per_layer;
@@ -224,6 +248,10 @@ nb::dict Engine::expert_stats()
     out["misses"] = s.misses;
     out["bytes_read"] = s.bytes_read;
     out["retries"] = s.retries;
+    out["pinned"] = s.pinned;
+    out["prefetched"] = s.prefetched;
+    out["prefetched_used"] = s.prefetched_used;
+    out["prefetched_wasted_bytes"] = s.prefetched_wasted_bytes;
     return out;
 }
 
@@ -252,7 +280,7 @@ std::vector<RegionTuple> Engine::region_list() const
 {
     std::vector<RegionTuple> out;
     for (const colibri_region &r : regions->list)
-        out.emplace_back(r.name, reinterpret_cast<uintptr_t>(r.base), r.size, r.rank);
+        out.emplace_back(r.name, reinterpret_cast<uintptr_t>(r.base), r.size, r.rank, r.use);
     return out;
 }
 
@@ -300,20 +328,24 @@ nb::tuple route_topk(Vector<float> scores, uint32_t top_k, uint32_t router, uint
 
 void bind_engine(nb::module_ &m)
 {
-    nb::class_<Engine>(m, "Engine")
+    nb::class_<Engine>(m, "Engine", nb::is_weak_referenceable())
         .def(nb::init<const Image &, const colibri_limits &,
-                      const std::optional<std::vector<RegionTuple>> &, const std::string &, uint32_t, bool,
-                      const std::optional<NpuTuple> &, Recorder *, const std::vector<uint32_t> &, uint64_t>(),
+                      const std::optional<RegionList> &, const std::string &, uint32_t, bool,
+                      const std::optional<NpuTuple> &, Recorder *, const std::vector<uint32_t> &, uint64_t,
+                      const Engine *, const std::vector<FaultTuple> &>(),
              nb::arg("image"), nb::arg("limits"), nb::arg("regions").none(), nb::arg("kernels"),
              nb::arg("threads"), nb::arg("trace"), nb::arg("npu").none() = nb::none(),
              nb::arg("recorder").none() = nb::none(), nb::arg("pins") = std::vector<uint32_t>{},
-             nb::arg("memory_bytes") = std::numeric_limits<int64_t>::max(), nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
+             nb::arg("memory_bytes") = std::numeric_limits<int64_t>::max(),
+             nb::arg("beside").none() = nb::none(), nb::arg("faults") = std::vector<FaultTuple>{},
+             nb::keep_alive<1, 2>(), nb::keep_alive<1, 9>())
         .def("infer", &Engine::infer, nb::arg("tokens"), nb::arg("sequences").none() = nb::none(),
              nb::arg("want").none() = nb::none())
         .def("time_infer", &Engine::time_infer, nb::arg("tokens"), nb::arg("step"))
         .def("reset", &Engine::reset, nb::arg("sequence"))
         .def("length", &Engine::length, nb::arg("sequence"))
         .def("high_water", &Engine::high_water, nb::arg("region"))
+        .def("close", &Engine::close)
         .def("selftest", &Engine::selftest)
         .def("take_trace", &Engine::take_trace)
         .def("expert_stats", &Engine::expert_stats)

@@ -141,10 +141,10 @@ nb::tuple pages(const Image &self)
 }
 
 // 0 or an errno; an image in memory is as fast without.
-int read_ahead(Image &self, uint32_t threads, bool direct)
+int read_ahead(Image &self, uint32_t threads, bool direct, uint32_t time_limit_ms)
 {
     if (self.image.storage != &self.file.storage || self.file.reader != nullptr) return 0;
-    const colibri_posix_reader_options options{sizeof options, threads, 0, direct};
+    const colibri_posix_reader_options options{sizeof options, threads, 0, direct, time_limit_ms};
     return colibri_posix_read_ahead(&self.file, &options);
 }
 
@@ -227,6 +227,7 @@ void bind_image(nb::module_ &m)
         .def("stop_ids", &stop_ids)
         .def("layers", &layers)
         .def("read", &read_bytes, nb::arg("offset"), nb::arg("bytes"), nb::arg("file") = 0)
-        .def("read_ahead", &read_ahead, nb::arg("threads"), nb::arg("direct"))
+        .def("read_ahead", &read_ahead, nb::arg("threads"), nb::arg("direct"),
+             nb::arg("time_limit_ms") = 0)
         .def("verify", &verify);
 }

@@ -56,7 +56,8 @@ enum {
 };
 
 /* bind:  called by colibri_init for each bound expert, in order; the place to copy weights to the device and
- *        to refuse what it cannot compute exactly. NULL: weights are used where they lie.
+ *        to refuse what it cannot compute exactly. NULL: weights are used where they lie. Streamed experts lie in a
+ *        slot, from call to call another, and only until bind or the call's wait returns.
  * start: begins a call and may return at once. The descriptor is valid until start returns, what it points to
  *        until the call's wait has returned; nobody changes the inputs or touches the output rows meanwhile.
  *        A full queue is waited for inside. Non-zero: the call was not begun and gets no wait.

@@ -9,17 +9,26 @@
 extern "C" {
 #endif
 
-/* Caller-owned handle of fixed size; its contents belong to the library. One thread at a time. */
+/* Caller-owned handle of fixed size; its contents belong to the library. It must not move: the engine's memory
+ * knows its address. One thread at a time, and of engines that share WORK memory (plan.h) one at a time. */
 typedef struct colibri_engine {
     uint64_t opaque[96];
 } colibri_engine;
 
 /* Plans and carves the regions; the given memory is the engine's until it is used for another.
  * image, its storage and the platform's members must outlive the engine.
+ *
+ * Another image in the same memory: call it again with that image, with this handle or another; nothing needs to
+ * be freed, and no read is under way between calls. Where both states (the plan's first buffer) begin at the same
+ * address, as they do in the same one region, the older handle answers ARGUMENT from then on; do not rely on more.
+ * A call that fails before anything was written (MEMORY, LIMIT, ALIGNMENT, FP_ENV) leaves another handle's engine
+ * as it was.
+ *
  * Errors: those of colibri_plan, ALIGNMENT, FP_ENV, STORAGE (weights LOADED),
  * UNSUPPORTED when weights are MAPPED and the storage cannot map (where 7), or when experts are bound and
- * this build leaves backends out or weights are STREAMED (where 8). STREAMED: CHECKSUM as colibri_verify. Bindings: ARGUMENT with have = index of a wrong one (where 6),
- * BACKEND when a backend refuses an expert. */
+ * this build leaves backends out (where 8). STREAMED: CHECKSUM as colibri_verify. Bindings: ARGUMENT with
+ * have = index of a wrong one (where 6), BACKEND when a backend refuses an expert; STREAMED also STORAGE and
+ * CORRUPT, as colibri_infer. */
 colibri_status colibri_init(colibri_engine *engine, const colibri_image *image,
                             const colibri_limits *limits, const colibri_region *regions,
                             uint32_t region_count, const colibri_platform *platform,
@@ -52,9 +61,9 @@ colibri_status colibri_reset(colibri_engine *engine, uint32_t sequence);
 uint32_t colibri_length(const colibri_engine *engine, uint32_t sequence);
 
 /* What became of the experts of all steps since init; zeros when nothing is streamed. A step asks once for each
- * expert that any of its tokens chose. */
+ * expert that any of its tokens chose. A hit is in memory, or on its way, when its layer asks for it. */
 typedef struct colibri_expert_stats {
-    uint32_t struct_bytes;
+    uint32_t struct_bytes; /* a shorter one gets the members that it has, from `retries` on */
     uint32_t slots;
     uint32_t slots_per_layer; /* of the layer with fewest; 0: shared by all layers */
     uint32_t policy;          /* COLIBRI_POLICY_* */
@@ -62,6 +71,12 @@ typedef struct colibri_expert_stats {
     uint64_t misses;
     uint64_t bytes_read;      /* records that arrived, each at its size in the expert table */
     uint64_t retries;         /* reads that were begun again after a failure */
+    uint32_t pinned;          /* of platform.pins */
+    uint32_t reserved;
+    /* limits.prefetch. What a read begun early brings in time counts as a hit, and in bytes_read */
+    uint64_t prefetched;      /* reads begun before their layer's router had spoken */
+    uint64_t prefetched_used; /* of them, those of experts that it chose */
+    uint64_t prefetched_wasted_bytes; /* of the others */
 } colibri_expert_stats;
 colibri_status colibri_expert_statistics(const colibri_engine *engine, colibri_expert_stats *stats);
 

@@ -26,10 +26,21 @@ enum { COLIBRI_PROFILE_SMALL = 1, /* 16 bytes: Cortex-M, RV32 */
 enum { COLIBRI_WEIGHTS_MAPPED = 1, COLIBRI_WEIGHTS_LOADED = 2, COLIBRI_WEIGHTS_STREAMED = 3,
        COLIBRI_WEIGHTS_STREAMED_MAPPED = 4 };
 
-/* Which expert makes room (docs/design.md). LRU: the one used longest ago. FREQUENCY: the one used least often
- * of late, experts no longer in memory count on. LEAST_STALE: the one that its layer passed over most often,
- * then the one whose layer comes last. Results never depend on it. */
+/* Which expert makes room (docs/expert-cache.md). Results never depend on it.
+ * LRU: the one used longest ago.
+ * FREQUENCY: the one with fewest uses, then the one used longest ago. Uses count up to 31, whether the expert is in
+ *     memory or not, and are halved after 8 uses for each expert of the model; of two whose counts become equal by
+ *     that, the one that had fewer goes first.
+ * LEAST_STALE: the one that its layer passed over most often, then the one whose layer comes last, then the one
+ *     used longest ago. */
 enum { COLIBRI_POLICY_LRU = 1, COLIBRI_POLICY_FREQUENCY = 2, COLIBRI_POLICY_LEAST_STALE = 3 };
+
+/* Whether reads for the next layer with experts begin before its router has spoken, behind the last read of
+ * this one (steps of one token, a storage with start and wait). Results never depend on it. */
+enum { COLIBRI_PREFETCH_OFF = 1, COLIBRI_PREFETCH_ON = 2 };
+
+#define COLIBRI_MAX_BALANCE 200u          /* choices in a row */
+#define COLIBRI_MAX_PREFER_CACHED 1000u   /* thousandths */
 
 typedef struct colibri_limits {
     uint32_t struct_bytes;
@@ -43,7 +54,15 @@ typedef struct colibri_limits {
     uint32_t expert_slots; /* STREAMED: records in memory at once, top_k .. all; 0: as many as fit the regions.
                             * From top_k a layer on, each layer has its share, the first ones those left over;
                             * fewer are shared by all layers. Cost: the largest record each */
-    uint32_t policy;    /* COLIBRI_POLICY_*; 0: FREQUENCY below 2 top_k slots a layer, else LRU */
+    uint32_t policy;    /* COLIBRI_POLICY_*; 0: FREQUENCY, which missed least wherever experts differ in how often
+                            * they are used, and as little as LRU where they do not (docs/expert-cache.md) */
+    uint32_t prefetch;  /* STREAMED: COLIBRI_PREFETCH_*; 0: OFF. Cost: a row of activations and of scores */
+
+    /* What follows changes which experts are chosen, and so the logits (docs/numerics.md, section 6) */
+    uint32_t balance;   /* from so many choices of an expert in a row on, its probability is halved with each one
+                         * more; 0: never. Cost: two bytes for each expert, layer and sequence */
+    uint32_t prefer_cached; /* STREAMED: experts in memory gain so many thousandths of the range of a token's
+                             * scores, 0 .. 1000. Logits depend on slots, policy, batch and what ran before */
 } colibri_limits;
 
 typedef struct colibri_region {
@@ -51,8 +70,12 @@ typedef struct colibri_region {
     void *base;       /* aligned to the profile; colibri_plan ignores it */
     uint64_t size;
     uint32_t rank;    /* 0 is the fastest */
-    uint32_t reserved;
+    uint32_t use;     /* COLIBRI_REGION_* */
 } colibri_region;
+
+/* What may lie in a region. WORK: only what no engine keeps from one call to the next, activations above all, so
+ * that engines may share the memory. At least one region of a plan must be for ANY. */
+enum { COLIBRI_REGION_ANY = 0, COLIBRI_REGION_WORK = 1 };
 
 typedef struct colibri_buffer {
     uint32_t kind;    /* colibri_buffer_name tells */
@@ -82,6 +105,15 @@ colibri_status colibri_plan(const colibri_image *image, const colibri_limits *li
                             const colibri_region *regions, uint32_t region_count,
                             colibri_plan_result *plan, colibri_error *error);
 
+/* The regions in which another image can be planned while the planned one stays: of each region the part that
+ * plan's engine uses during its calls only, as WORK, then what it leaves free. Engines that share a part must not
+ * infer at the same time; nothing else binds them. May be repeated with the plan made in `left`, for a third image.
+ * regions: those of plan. left: COLIBRI_MAX_REGIONS entries. All images have the same profile.
+ * Plan the image first whose calls use most: all that the others' calls use can then be shared.
+ * Errors: ARGUMENT, with where 2 when the parts are too many: have = how many, need = COLIBRI_MAX_REGIONS. */
+colibri_status colibri_plan_beside(const colibri_plan_result *plan, const colibri_region *regions,
+                                   colibri_region *left, uint32_t *left_count, colibri_error *error);
+
 /* Longest context that fits with these limits, 0 when none does. limits->context is ignored. */
 uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limits *limits,
                                   const colibri_region *regions, uint32_t region_count);
@@ -89,6 +121,9 @@ uint32_t colibri_plan_max_context(const colibri_image *image, const colibri_limi
 /* "kv_cache", "scores", ... and one line on what it holds; "?" for unknown kinds. */
 const char *colibri_buffer_name(uint32_t kind);
 const char *colibri_buffer_purpose(uint32_t kind);
+
+/* 1 when a buffer holds something between calls, 0 when it may be shared. */
+int colibri_buffer_keeps(uint32_t kind);
 
 #ifdef __cplusplus
 }

@@ -26,7 +26,8 @@ extern "C" {
  *       At most COLIBRI_READS_UNDER_WAY have been begun and not waited for.
  * wait: returns when the read of a ticket is done, 0 when all its bytes are there. From then on the storage
  *       does not touch the destination any more, failed or not: a port with a time limit takes the read back.
- *       Every begun read is waited for once, in the order of the starts unless one had to be begun again.
+ *       Every begun read is waited for once, in the order of the starts unless one had to be begun again, and
+ *       before colibri_infer returns, also those that were begun on a guess and are of no use (limits.prefetch).
  *       Without the two, read is used.
  *
  * Expert records (weights STREAMED) are read to an address that is a multiple of the image's alignment, with
@@ -67,15 +68,16 @@ typedef enum colibri_event_kind {
     COLIBRI_EVENT_EXPERT = 5, /* index: expert; count: tokens; bytes, work: as MATMUL, all matrices */
     COLIBRI_EVENT_ROUTE = 6,  /* index: expert; count: rank << 16 | token of the step; bytes: bits of the weight */
     COLIBRI_EVENT_VECTOR = 7, /* element-wise work; bytes: activations touched */
-    COLIBRI_EVENT_READ = 8,   /* a storage read begins; index: expert, count: which attempt, from 1; bytes.
+    COLIBRI_EVENT_READ = 8,   /* a storage read begins; index: expert, count: which attempt, from 1, or 0: on a
+                               * guess (limits.prefetch), in another layer than the one that runs; bytes.
                                * At init, of what is loaded: layer COLIBRI_GLOBAL_LAYER */
     /* experts bound to a backend, index: expert */
     COLIBRI_EVENT_BACKEND_COPY = 9,   /* bytes between memory and device: a call's inputs and outputs, or at
                                        * bind (count 0) the weights */
     COLIBRI_EVENT_BACKEND_START = 10, /* a call begins; count, bytes, work: as EXPERT */
     COLIBRI_EVENT_BACKEND_WAIT = 11,  /* the call has been waited for */
-    /* experts that are streamed, index: expert. The step's other experts were in memory: a READ with count 1
-     * is a miss, an EXPERT without one a hit */
+    /* experts that are streamed, index: expert. The step's other experts were in memory or on their way: a READ
+     * with count 1 is a miss, an EXPERT without one a hit */
     COLIBRI_EVENT_READ_WAIT = 12      /* the read has been waited for; count: 0, or the status that it failed with */
 } colibri_event_kind;
 
@@ -104,7 +106,10 @@ typedef struct colibri_platform {
     const colibri_binding *bindings; /* experts that a backend computes, ascending by layer, then expert */
     uint32_t binding_count;
     uint32_t pin_count;
-    const uint32_t *pins; /* weights STREAMED: experts, layer << 16 | expert, that stay once they have been read */
+    /* weights STREAMED: experts, layer << 16 | expert, the hottest first, that stay once they have been read. Half of a
+     * layer's slots (of all, when layers share them) may be pinned, and what one token uses must fit beside them; those
+     * that have no room are not: colibri_expert_statistics tells how many are. */
+    const uint32_t *pins;
 } colibri_platform;
 
 #ifdef __cplusplus

@@ -11,6 +11,8 @@
 #include "avx2.h"
 #include "colibri/image.h"
 
+enum { AHEAD = 8192 }; /* a record has just come from storage: the caches do not have it */
+
 static __m128i move(__m128i lane, __m128i by, __m128i onto)
 {
     __m128i first = _mm_clmulepi64_si128(lane, by, 0x00), second = _mm_clmulepi64_si128(lane, by, 0x11);
@@ -32,6 +34,7 @@ uint32_t colibri_avx2_crc32(uint32_t crc, const void *data, uint64_t bytes)
     __m128i a = _mm_xor_si128(load(p), _mm_cvtsi32_si128((int)~crc)), b = load(p + 16), c = load(p + 32),
             d = load(p + 48);
     for (p += 64, bytes -= 64; bytes >= 64; p += 64, bytes -= 64) {
+        _mm_prefetch((const char *)p + AHEAD, _MM_HINT_T0); /* past the end it is no access */
         a = move(a, by_512, load(p));
         b = move(b, by_512, load(p + 16));
         c = move(c, by_512, load(p + 32));

@@ -53,14 +53,20 @@ void colibri_posix_file_pages(const colibri_posix_file *file, colibri_posix_page
 
 /* Gives the storage of an open file its start and wait: a few threads that read experts while others compute
  * (weights STREAMED). Large records are read in pieces, several at once, which is what makes an SSD fast.
- * Before colibri_image_open or colibri_init; close ends the threads. */
+ * Before colibri_image_open or colibri_init; close ends the threads. One that still hangs in a read after the
+ * time limit is left to the process, with its buffer. */
 typedef struct colibri_posix_reader_options {
     uint32_t struct_bytes;
-    uint32_t threads;     /* reads at once, 1 .. 64; 0: 4 */
-    uint32_t piece_bytes; /* a multiple of 4096; 0: 1 MiB */
+    uint32_t threads;     /* reads at once, 1 .. 64; 0: 4. Disks share their speed among reads, so with more
+                           * of them the first record comes late, and all at once what is done with it */
+    uint32_t piece_bytes; /* most bytes of one read, a multiple of 4096; 0: 2 MiB. A record is cut into as few
+                           * pieces of equal size as this allows */
     uint32_t direct;      /* 1: past the page cache (Linux, O_DIRECT), so that a model's bytes are not in memory
                            * twice. Best with images whose alignment is 4096: what does not begin and end at
                            * a block passes through a buffer */
+    uint32_t time_limit_ms; /* a read whose device does not answer for so long has failed, and read has the limit
+                             * too; 0: reads take as long as the system lets them. With a limit all bytes pass
+                             * through a buffer, so that what comes too late is written to nobody's memory */
 } colibri_posix_reader_options;
 
 /* 0, or an errno: EINVAL (a value out of range, or a reader is there already), ENOMEM, EAGAIN, or what the file

@@ -31,8 +31,7 @@ static const void *map(void *context, uint32_t number, uint64_t offset, uint64_t
     return file != NULL && file->mapping != NULL ? (const char *)file->mapping + offset : NULL;
 }
 
-static int read_all(void *context, uint32_t number, uint64_t offset, void *destination,
-                    uint64_t bytes)
+int colibri_file_read(void *context, uint32_t number, uint64_t offset, void *destination, uint64_t bytes)
 {
     const colibri_posix_file *file = colibri_file_of(context, number, offset, bytes);
     char *out = destination;
@@ -73,7 +72,7 @@ static int copy_file(colibri_posix_file *file)
     colibri_huge huge;
     file->reason = colibri_huge_take(file->storage.bytes, &huge);
     if (file->reason != NULL) return 0;
-    if (read_all(file, 0, 0, huge.memory, file->storage.bytes) != 0 ||
+    if (colibri_file_read(file, 0, 0, huge.memory, file->storage.bytes) != 0 ||
         mprotect(huge.memory, (size_t)huge.bytes, PROT_READ) != 0) {
         (void)munmap(huge.reserved, (size_t)huge.reserved_bytes);
         return fail(file, EIO);
@@ -99,7 +98,7 @@ static int open_file(colibri_posix_file *file, const char *path, int mode)
     file->storage.struct_bytes = sizeof file->storage;
     file->storage.context = file;
     file->storage.bytes = (uint64_t)status.st_size;
-    file->storage.read = read_all;
+    file->storage.read = colibri_file_read;
     if (mode == COLIBRI_POSIX_READ || status.st_size == 0) return 0;
     if ((uint64_t)status.st_size > SIZE_MAX) return 0; /* a 32-bit host reads what it cannot map */
     const int copied = mode == COLIBRI_POSIX_HUGE ? copy_file(file) : 0;

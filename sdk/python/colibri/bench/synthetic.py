@@ -36,7 +36,7 @@ from colibri.errors import ImageError, PackError
 from colibri.families import Model, Wanted, describe
 from colibri.image import Image
 from colibri.image_format import TILE_ROWS, Order, Type, align
-from colibri.image_layout import Layout, Slot, TensorSpec
+from colibri.image_layout import Layout, Record, Slot, TensorSpec
 from colibri.pack import (
     DISTRIBUTION,
     Progress,
@@ -45,6 +45,7 @@ from colibri.pack import (
     tensor_specs,
     write_image,
 )
+from colibri.placement import MONOLITHIC, Placement
 from colibri.quantize import Encoded, encode, store
 from colibri.recipe import Recipe, make_recipe
 from colibri.sources import text_part
@@ -79,6 +80,7 @@ class Synthetic:
     layers: int | None = None
     seed: int = 0
     order: Order = Order.ROWS
+    placement: Placement = MONOLITHIC
 
 
 def make_synthetic(
@@ -127,6 +129,7 @@ def _layout(wish: Synthetic, config: dict[str, object], model: Model, recipe: Re
         model.settings, model.layers, tensor_specs(model, columns, recipe, wish.order),
         stop=(), tokens=[(2 * i + 1) * vocabulary // (2 * count) for i in range(count)],
         notes=_notes(wish, config, model, recipe), tokenizer_bytes=0,
+        placement=wish.placement,
     )  # fmt: skip
 
 
@@ -157,6 +160,8 @@ def _existing(target: Path, layout: Layout) -> Image:
             image.bytes == layout.file_bytes and image.section_bytes("notes") == layout.model.notes
         )
         same = same and image.meta_bytes == layout.meta_bytes
+        places = [Record(expert.file, expert.offset, expert.bytes) for expert in image.experts]
+        same = same and places == list(layout.records)
     except ImageError as error:
         hint = "give another file, or remove this one"
         raise PackError("is there, and no image", file=target, hint=hint) from error

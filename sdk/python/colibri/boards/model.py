@@ -297,6 +297,11 @@ class Budgets(_Table):
     regions: dict[Name, RegionBudget] = {}
     image_bytes: Size | None = None
     stack_bytes: Size | None = None
+    stack_depth: RegionBudget | None = Field(
+        default=None,
+        description="worst-case stack of `colibri size --stack`; percentages are of the stack "
+        "that the linker reserves",
+    )
     code_bytes: Size | None = None
 
 

@@ -19,9 +19,12 @@ import difflib
 import importlib
 import io
 import os
+import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 import typer
@@ -49,6 +52,7 @@ COMMANDS = {
 }
 TRACEBACK = "COLIBRI_TRACEBACK"
 EXIT_INTERRUPTED = 130
+EXIT_SIGNAL = 128  # and the signal's number, as a shell has it
 
 
 class LazyGroup(TyperGroup):
@@ -105,7 +109,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _prepare_streams()
     try:
         command = typer.main.get_command(app)
-        result = command.main(words, prog_name="colibri", standalone_mode=False)
+        with _ends_cleanly():
+            result = command.main(words, prog_name="colibri", standalone_mode=False)
         sys.stdout.flush()
     except BrokenPipeError:
         # The reader went away (`colibri ... | head`): nobody is left to tell.
@@ -117,6 +122,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Exception as error:
         return _report(error, as_json="--json" in words)
     return result if isinstance(result, int) else EXIT_OK
+
+
+@contextlib.contextmanager
+def _ends_cleanly() -> Iterator[None]:
+    """SIGTERM and SIGHUP end the command like an exception, so that no unfinished file is left.
+
+    A second one ends it at once.  Signals that somebody handles or ignores (nohup) stay so.
+    """
+
+    def end(number: int, _: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise SystemExit(EXIT_SIGNAL + number)
+
+    names = ("SIGTERM", "SIGHUP") if threading.current_thread() is threading.main_thread() else ()
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    ours = [number for number in numbers if signal.getsignal(number) == signal.SIG_DFL]
+    for number in ours:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _prepare_streams() -> None:

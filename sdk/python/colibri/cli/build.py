@@ -43,6 +43,14 @@ def build(
     kernels: Annotated[
         str, typer.Option("--kernels", help="Kernel table; auto: the fastest the core can run.")
     ] = "auto",
+    weights: Annotated[
+        Literal["auto", "mapped", "streamed"],
+        typer.Option(
+            "--weights",
+            help="mapped: used where the image lies. streamed: experts are read when needed. "
+            "auto: streamed where the image does not fit.",
+        ),
+    ] = "auto",
     as_json: JsonOption = False,
 ) -> None:
     """Cross-compile the runtime and a runner for a board.
@@ -57,7 +65,7 @@ def build(
     with progress(f"building for {target.id}"):
         made = build_firmware(
             target, image, output, toolchain=toolchain, kernels=kernels,
-            kv=tuple(kv) if kv else ALL_KV,
+            kv=tuple(kv) if kv else ALL_KV, weights=weights,
         )  # fmt: skip
     if as_json:
         emit_json(made.to_json())
@@ -74,6 +82,8 @@ def _show(made: Firmware) -> None:
     where = "opened by the executable"
     if made.layout is not None:
         where = f"goes to {made.layout.model_base:#010x}"
+        if made.layout.tables_bytes:
+            where = "read from the board's storage"
     rows.add_row(str(made.model), f"{counted['model']:,}", f"the image, {where}")
     rows.add_row(str(made.map), f"{made.map.stat().st_size:,}", "the linker's map")
     rows.add_row(str(made.library), f"{counted['library']:,}", "the runtime, for your own program")

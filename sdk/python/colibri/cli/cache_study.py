@@ -172,10 +172,14 @@ class View:
                 "experts": trace.experts,
                 "top_k": trace.top_k,
                 "record_bytes": list(trace.record_bytes),
+                "balance_router": trace.balance_router,
             },
             "pin": str(self.pin) if self.pin else None,
             "rows": [self._row_fields(each) for each in self.outcomes],
-            "best": [self._best_fields(count) for count in self.counts],
+            "best": [
+                self._chosen_fields(self.study.best(self.sharings, count)) for count in self.counts
+            ],
+            "automatic": [self._chosen_fields(self.study.automatic(c)) for c in self.counts],
             "prediction": None if timing is None else {
                 "kind": "predicted",
                 "storage": timing.medium.name,
@@ -241,15 +245,21 @@ class View:
 
     def notes(self) -> list[str]:
         """What the figures are."""
+        from colibri.experts.study import AUTOMATIC
+
         trace = self.study.trace
         lines = [
             f"counted: {trace.tokens:,} tokens, {len(trace.layers)} layers, {trace.top_k} of "
             f"{trace.experts} experts each, records of {format_bytes(max(trace.record_bytes))}; "
             "caches start empty; belady knows the future",
-            f"pinned: the hottest of {self.pin} in half of the slots" if self.pin else
-            "pinned: the hottest of this same trace in half of the slots, which nobody knows "
-            "beforehand, so never called best; --pin takes another trace",
+            f"pinned: the hottest of {self.pin} in half of the slots, {AUTOMATIC} in the others"
+            if self.pin else
+            f"pinned: the hottest of this same trace in half of the slots, {AUTOMATIC} in the "
+            "others; nobody knows them beforehand, so never called best; --pin takes another trace",
         ]  # fmt: skip
+        if trace.balance_router is not None:
+            lines.append(f"choices are those of a load-balancing router ({trace.balance_router} "
+                         "in a row), not the model's own")  # fmt: skip
         if self.timing is not None:
             lines.append(
                 f"time predicted, likely (interval): {_ms(self.timing.compute)} with all weights "
@@ -259,7 +269,7 @@ class View:
         return lines
 
     def recommendation(self, slots: int) -> str:
-        """The best that a runtime can have with so many slots, and what is left to win."""
+        """The best with so many slots, what the planner takes, and what is left to win."""
         best = self.study.best(self.sharings, slots)
         percent = 100 * slots / self.study.trace.experts
         text = (
@@ -270,7 +280,16 @@ class View:
         lru = self.study.replay("lru", best.sharing, slots)
         if best.policy != "lru" and best.bytes_read < lru.bytes_read:
             text += f"; LRU reads {100 * lru.bytes_read / best.bytes_read - 100:.0f} % more"
-        return text
+        if "per-layer" not in self.sharings:
+            return text
+        taken = self.study.automatic(slots)
+        if (taken.policy, taken.sharing) == (best.policy, best.sharing):
+            return text + "; it is what the planner takes"
+        left = self.study.points_from_belady(taken)
+        return text + (
+            f". The planner takes {taken.policy}, {taken.sharing}: {100 * taken.hit_rate:.1f} %, "
+            f"Belady {left:.1f} points above"
+        )
 
     def _title(self) -> str:
         return f"Expert cache over {self.file.name}"
@@ -298,14 +317,13 @@ class View:
             }
         return fields
 
-    def _best_fields(self, slots: int) -> dict[str, Any]:
-        best = self.study.best(self.sharings, slots)
+    def _chosen_fields(self, outcome: Outcome) -> dict[str, Any]:
         return {
-            "slots_per_layer": slots,
-            "policy": best.policy,
-            "sharing": best.sharing,
-            "hit_rate": round(best.hit_rate, 6),
-            "points_from_belady": round(self.study.points_from_belady(best), 4),
+            "slots_per_layer": outcome.slots,
+            "policy": outcome.policy,
+            "sharing": outcome.sharing,
+            "hit_rate": round(outcome.hit_rate, 6),
+            "points_from_belady": round(self.study.points_from_belady(outcome), 4),
         }
 
 

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -32,12 +32,26 @@ from colibri.cli.requests import (
     TopPOption,
     build_request,
 )
+from colibri.cli.streaming import (
+    BalanceOption,
+    MemoryOption,
+    PinOption,
+    PolicyOption,
+    PreferOption,
+    PrefetchOption,
+    SlotsOption,
+    memory_bytes,
+    pins_for,
+    wants_prefetch,
+    wants_streaming,
+)
 from colibri.errors import EXIT_DOES_NOT_FIT
 from colibri.generate import DEFAULT_NEW_TOKENS
 
 if TYPE_CHECKING:
     from colibri.boards import Board
     from colibri.image import Image
+    from colibri.planner import Plan
 
 app = command("Run an image inside a board's memory, storage and time.")
 
@@ -57,6 +71,15 @@ BindOption = Annotated[
         "--bind",
         metavar="NAME=EXPERTS[@LAYERS]",
         help="Experts for the board's accelerator, as in npu=0-3 or npu=0,5@1-2 or npu=all.",
+    ),
+]
+FaultsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--faults",
+        metavar="READ:KIND,...",
+        help="Reads of streamed experts that go wrong, as in 3:eio,7-9:short,12:late=250ms,"
+        "20:never,31:corrupt.",
     ),
 ]
 
@@ -84,6 +107,14 @@ def emulate(
     context: ContextOption = None,
     batch: BatchOption = None,
     kv: KvOption = "f32",
+    memory: MemoryOption = None,
+    expert_slots: SlotsOption = None,
+    policy: PolicyOption = "auto",
+    pin: PinOption = None,
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
+    faults: FaultsOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an image inside a board's memory, storage and time.
@@ -92,12 +123,24 @@ def emulate(
     """
     from colibri.boards import load_board
     from colibri.image import Image
-    from colibri.planner import plan
     from colibri_emulator.cpu import run_cpu
+    from colibri_emulator.faults import NO_FAULTS, parse_faults
     from colibri_emulator.twin import run_twin
 
-    _refuse_contradiction(machine, engine, kernels, bind)
-    opened, loaded = Image(image), load_board(board)
+    _refuse_contradiction(machine, engine)
+    if machine == "cpu":
+        _refuse_for_firmware(
+            {
+                "--bind": bool(bind),
+                "--pin": pin not in (None, "none"),
+                "--kernels": kernels != "auto",
+                "--prefetch": prefetch == "on",
+                "--balance-router": balance_router is not None,
+                "--prefer-cached": prefer_cached is not None,
+            }
+        )
+    injected = parse_faults(faults) if faults is not None else NO_FAULTS
+    opened, loaded = Image(image, map=False), load_board(board)
     bound = _bound(opened, loaded, bind or [])
     request = build_request(
         opened,
@@ -110,12 +153,27 @@ def emulate(
         top_p=top_p,
         seed=seed,
     )
-    planned = plan(opened, loaded, context=context, batch=batch, workers=workers, kv=kv)
+    pins = pins_for(opened, pin) if machine == "native" else []
+    limits: dict[str, Any] = {
+        "context": context,
+        "batch": batch,
+        "workers": workers,
+        "kv": kv,
+        "pins": pins,
+        "prefetch": wants_prefetch(prefetch),
+        "balance": balance_router,
+        "prefer_cached": prefer_cached,
+    }
+    if wants_streaming(memory, expert_slots, policy, prefetch, pin=pin):
+        limits |= {"streamed": True, "expert_slots": expert_slots, "policy": policy}
+    planned = _plan(opened, loaded, limits, machine, memory)
     opened.verify()
+    if planned.weights != "streamed":  # they are used where the file is mapped
+        opened = Image(image)
     with progress(f"{loaded.id} ({machine})") as begin:
         if machine == "cpu":
             prefer = None if engine == "auto" else engine
-            report = run_cpu(opened, loaded, request, planned, prefer=prefer)
+            report = run_cpu(opened, loaded, request, planned, prefer=prefer, faults=injected)
         else:
             step = begin(max_new_tokens)
             report = run_twin(
@@ -125,6 +183,8 @@ def emulate(
                 planned,
                 kernels=kernels,
                 bound=bound,
+                pins=pins if planned.experts else (),
+                faults=injected,
                 on_token=lambda _: step(1),
             )
     if as_json:
@@ -136,6 +196,22 @@ def emulate(
             console().print(report.text, markup=False)
     if report.fault or not report.fits:
         raise typer.Exit(EXIT_DOES_NOT_FIT)
+
+
+def _plan(
+    image: Image, board: Board, limits: dict[str, Any], machine: str, memory: str | None
+) -> Plan:
+    """Experts are streamed where that is asked for, or where nothing else fits."""
+    from colibri.planner import plan, plan_or_stream
+    from colibri_emulator.twin import slots_of
+
+    if not limits.get("streamed"):
+        return plan_or_stream(image, board, **limits)
+    made = plan(image, board, memory=memory_bytes(memory), **limits)
+    if machine == "cpu" and made.fits and memory is not None:
+        # Firmware knows its regions, not how much of them it may take: it is told the slots.
+        return plan(image, board, **limits | slots_of(made))
+    return made
 
 
 def _bound(image: Image, board: Board, options: list[str]) -> tuple[tuple[int, int], ...]:
@@ -157,16 +233,26 @@ def _bound(image: Image, board: Board, options: list[str]) -> tuple[tuple[int, i
     return tuple(sorted(found))
 
 
-def _refuse_contradiction(machine: str, engine: str, kernels: str, bind: list[str] | None) -> None:
+def _refuse_contradiction(machine: str, engine: str) -> None:
     """Options of the other machine would be ignored; that must not go unsaid."""
     if machine == "native" and engine != "auto":
         raise typer.BadParameter("is for --machine cpu", param_hint="--engine")
-    if machine == "cpu" and bind:
-        raise typer.BadParameter(
-            "is for --machine native; firmware binds no experts", param_hint="--bind"
-        )
-    if machine == "cpu" and kernels != "auto":
-        raise typer.BadParameter(
-            "is for --machine native; firmware has the kernels of its target",
-            param_hint="--kernels",
-        )
+
+
+#: Why firmware takes no such option.
+_FIRMWARE = {
+    "--bind": "firmware binds no experts",
+    "--pin": "the runner of firmware pins no experts",
+    "--kernels": "firmware has the kernels of its target",
+    "--prefetch": "the runner of firmware reads nothing on a guess",
+    "--balance-router": "the runner of firmware routes as the model says",
+    "--prefer-cached": "the runner of firmware routes as the model says",
+}
+
+
+def _refuse_for_firmware(given: dict[str, bool]) -> None:
+    for option, is_given in given.items():
+        if is_given:
+            raise typer.BadParameter(
+                f"is for --machine native; {_FIRMWARE[option]}", param_hint=option
+            )

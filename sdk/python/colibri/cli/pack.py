@@ -64,6 +64,14 @@ def pack(
     shard_size: ShardSizeOption = None,
     block: BlockOption = None,
     heat: HeatOption = None,
+    pin: Annotated[
+        Path | None,
+        typer.Option(
+            "--pin",
+            metavar="TRACE",
+            help="As --heat, and when experts are streamed those in front stay in memory.",
+        ),
+    ] = None,
     target: Annotated[
         str | None,
         typer.Option(
@@ -86,7 +94,7 @@ def pack(
     with progress("packing") as bar:
         packed = pack_checkpoint(
             checkpoint, output, quant=quant, group=group, recipe=recipe,
-            order=order_of_target(target), placement=placement, heat=heat,
+            order=order_of_target(target), placement=placement, heat=heat, pin=pin,
             calibration_text=calibrate,
             jobs=jobs or min(8, os.cpu_count() or 1), progress=bar,
         )  # fmt: skip

@@ -1,9 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`colibri plan`: the memory map of an image on a board, or what would have to change."""
+"""`colibri plan`: the memory map of an image, or of several, or what would have to change."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,7 +16,6 @@ from colibri.cli.common import (
     BatchOption,
     BoardOption,
     ContextOption,
-    ImageArgument,
     JsonOption,
     KvOption,
     PagesOption,
@@ -26,16 +28,23 @@ from colibri.cli.common import (
     table,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     MemoryOption,
+    PinOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
+    pins_for,
+    wants_prefetch,
     wants_streaming,
 )
-from colibri.errors import EXIT_DOES_NOT_FIT
+from colibri.errors import EXIT_DOES_NOT_FIT, PlanError
 from colibri.units import format_bytes
 
 if TYPE_CHECKING:
+    from colibri.joint_plan import ImageBuffer, JointPlan, JointRegion
     from colibri.planner import Plan, PlanRegion
 
 app = command("Show where every buffer lies in a board's memory, and what fits.")
@@ -43,7 +52,10 @@ app = command("Show where every buffer lies in a board's memory, and what fits."
 
 @app.command()
 def plan(
-    image: ImageArgument,
+    images: Annotated[
+        list[Path],
+        typer.Argument(metavar="IMAGE...", help="A packed image, or several side by side."),
+    ],
     board: BoardOption,
     context: ContextOption = None,
     batch: BatchOption = None,
@@ -53,29 +65,51 @@ def plan(
     memory: MemoryOption = None,
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
+    pin: PinOption = None,
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
 
+    Several images are in memory at once, each with its own cache; what they use during a call they
+    share.
+
     Exit code 0: it fits, 1: it does not, 2: that could not be told.
     """
-    from colibri.planner import plan as make_plan
+    from colibri.image import Image
+    from colibri.joint_plan import JointPlan, plan_together
+    from colibri.planner import plan as plan_one
 
-    made = make_plan(
-        image,
-        board,
-        context=context,
-        batch=batch,
-        workers=workers,
-        kv=kv,
-        pages=pages,
-        streamed=wants_streaming(memory, expert_slots, policy),
-        memory=memory_bytes(memory),
-        expert_slots=expert_slots,
-        policy=policy,
-    )
+    made: Plan | JointPlan
+    streamed = wants_streaming(memory, expert_slots, policy, prefetch, pin=pin)
+    limits: dict[str, Any] = {
+        "board": board,
+        "context": context,
+        "batch": batch,
+        "workers": workers,
+        "kv": kv,
+        "pages": pages,
+        "streamed": streamed,
+        "memory": memory_bytes(memory),
+        "expert_slots": expert_slots,
+        "policy": policy,
+        "prefetch": wants_prefetch(prefetch),
+        "balance": balance_router,
+        "prefer_cached": prefer_cached,
+    }
+    if len(images) == 1:
+        opened = Image(images[0])
+        made = plan_one(opened, **limits, pins=pins_for(opened, pin) if streamed else ())
+    elif pin is not None:
+        raise PlanError("--pin is for one image", hint="pack each with --pin TRACE instead")
+    else:
+        made = plan_together(images, **limits)
     if as_json:
         emit_json(made.to_json())
+    elif isinstance(made, JointPlan):
+        _show_joint(made)
     else:
         _show(made)
     if not made.fits:
@@ -93,13 +127,64 @@ def _show(made: Plan) -> None:
     out.print(Text(f"limits: {limits}", style="dim"))
     if made.experts:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
+    if made.routing:
+        out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
         longest = f"longest context that fits: {made.max_context:,} tokens"
-        out.print(f"[bold green]fits[/]: {made.total_bytes:,} bytes for the engine; {longest}")
+        tables = f" and {made.table_bytes:,} for the image's tables" if made.experts else ""
+        size = f"{made.total_bytes:,} bytes for the engine{tables}"
+        out.print(f"[bold green]fits[/]: {size}; {longest}")
         return
     out.print(Text("does not fit", style="bold red") + Text(f": {made.advice[0]}"))
     for line in made.advice[1:]:
         out.print(Text(f"  {line}"))
+
+
+def _show_joint(made: JointPlan) -> None:
+    out = console()
+    if made.fits:
+        out.print(_joint_table(made), "")
+        out.print(_images_table(made), "")
+    out.print(_region_table(made), "")
+    if made.fits:
+        out.print(
+            f"[bold green]fits[/]: {made.total_bytes:,} bytes for the engines; sharing saves "
+            f"{made.saved_bytes:,}"
+        )
+        return
+    out.print(Text("does not fit", style="bold red") + Text(f": {made.advice[0]}"))
+
+
+def _joint_table(made: JointPlan) -> Table:
+    """By address; what an image shares is one row."""
+    rows = table(f"Memory map on {made.board}", "region", ">offset", ">bytes", "image", "buffer",
+                 "why")  # fmt: skip
+    for region in made.regions:
+        kept = [row for row in region.buffers if not row.shared]
+        shared = sorted((row for row in region.buffers if row.shared), key=lambda row: row.image)
+        for image, of_image in groupby(shared, key=lambda row: row.image):
+            kept.append(_one_row(image, list(of_image)))
+        for index, row in enumerate(sorted(kept, key=lambda row: (row.offset, row.image))):
+            name = "" if index else region.name
+            rows.add_row(name, f"{row.offset:#x}", f"{row.bytes:,}", row.image, row.name, row.why)
+        if region.buffers:
+            rows.add_section()
+    return rows
+
+
+def _one_row(image: str, rows: list[ImageBuffer]) -> ImageBuffer:
+    why = f"{len(rows)} buffers, used during a call"
+    start = min(row.offset for row in rows)
+    return replace(rows[0], name="shared", offset=start, bytes=sum(r.bytes for r in rows), why=why)
+
+
+def _images_table(made: JointPlan) -> Table:
+    rows = table("Images", "image", ">own", ">shared", ">engine", "")
+    for part in made.images:
+        experts = part.experts["why"] if part.experts else ""
+        rows.add_row(part.image, f"{part.own_bytes:,}", f"{part.shared_bytes:,}",
+                     f"{part.bytes:,}", experts)  # fmt: skip
+    return rows
 
 
 def _map_table(made: Plan) -> Table:
@@ -121,14 +206,14 @@ def _unplaced_table(made: Plan) -> Table:
     return rows
 
 
-def _region_table(made: Plan) -> Table:
+def _region_table(made: Plan | JointPlan) -> Table:
     rows = table("Regions", "region", ">size", ">used", ">free", ">", "")
     for region in made.regions:
         rows.add_row(*_region_row(region))
     return rows
 
 
-def _region_row(region: PlanRegion) -> tuple[str | Text, ...]:
+def _region_row(region: PlanRegion | JointRegion) -> tuple[str | Text, ...]:
     free = region.size - region.used
     return (
         region.name,

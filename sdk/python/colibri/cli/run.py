@@ -34,11 +34,17 @@ from colibri.cli.requests import (
     build_request,
 )
 from colibri.cli.streaming import (
+    BalanceOption,
     DirectOption,
     MemoryOption,
+    PinOption,
     PolicyOption,
+    PreferOption,
+    PrefetchOption,
     SlotsOption,
     memory_bytes,
+    pins_for,
+    wants_prefetch,
     wants_streaming,
 )
 from colibri.generate import DEFAULT_NEW_TOKENS, Generation, generate
@@ -74,6 +80,10 @@ def run(
     memory: MemoryOption = None,
     expert_slots: SlotsOption = None,
     policy: PolicyOption = "auto",
+    pin: PinOption = None,
+    prefetch: PrefetchOption = "auto",
+    balance_router: BalanceOption = None,
+    prefer_cached: PreferOption = None,
     direct: DirectOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -81,7 +91,7 @@ def run(
     from colibri.engine import Engine
     from colibri.image import Image
 
-    streamed = wants_streaming(memory, expert_slots, policy, direct)
+    streamed = wants_streaming(memory, expert_slots, policy, prefetch, direct, pin)
     opened = Image(image, map=not streamed, pages=pages)
     request = build_request(
         opened,
@@ -109,6 +119,10 @@ def run(
         memory=memory_bytes(memory),
         expert_slots=expert_slots,
         policy=policy,
+        pins=pins_for(opened, pin) if streamed else (),
+        prefetch=wants_prefetch(prefetch),
+        balance=balance_router,
+        prefer_cached=prefer_cached,
     )
     tokenizer = opened.tokenizer if opened.has_tokenizer else None
     writer = None if as_json else TextWriter(tokenizer)
@@ -118,10 +132,12 @@ def run(
         note(_summary(done, engine, workers), style="dim")
         if streamed:
             note(_experts_summary(engine), style="dim")
+        if engine.routing:
+            note(engine.routing["note"], style="dim")
         if pages == "huge":
             note(f"pages: {opened.pages}", style="dim")
     else:
-        emit_json(result_fields(done, tokenizer) | _run_fields(done, engine, workers))
+        emit_json(result_fields(done, tokenizer) | _run_fields(done, engine, workers, streamed))
 
 
 def result_fields(done: Generation, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -135,14 +151,16 @@ def result_fields(done: Generation, tokenizer: Tokenizer | None) -> dict[str, An
     }
 
 
-def _run_fields(done: Generation, engine: Engine, workers: int) -> dict[str, Any]:
+def _run_fields(done: Generation, engine: Engine, workers: int, streamed: bool) -> dict[str, Any]:
+    arena, tables = engine.high_water(), engine.image.meta_bytes if streamed else 0
     return {
         "kernels": engine.kernels,
         "workers": workers,
         "context": engine.context,
         "pages": _pages_fields(engine.image.pages),
-        "memory": {"engine_bytes": engine.high_water()},
+        "memory": {"engine_bytes": arena, "table_bytes": tables, "bytes": arena + tables},
         "experts": engine.experts._asdict() if engine.experts.slots else None,
+        "routing": engine.routing,
         "measured": {
             "prefill_tok_s": _rate(done.prompt_tokens, done.prefill_seconds),
             "decode_tok_s": _rate(done.decode_steps, done.decode_seconds),
@@ -177,10 +195,18 @@ def _summary(done: Generation, engine: Engine, workers: int) -> str:
 def _experts_summary(engine: Engine) -> str:
     experts = engine.experts
     asked = experts.hits + experts.misses
+    pinned = f", {experts.pinned} of them for pinned experts" if experts.pinned else ""
+    guessed = ""
+    if experts.prefetched:
+        guessed = (
+            f", {experts.prefetched} reads on a guess of which {experts.prefetched_used} were used"
+            f" and {experts.prefetched_wasted_bytes:,} bytes wasted"
+        )
     return (
-        f"experts: {experts.slots} slots, {experts.policy} · counted: {experts.hits} hits, "
+        f"experts: {experts.slots} slots{pinned}, {experts.policy} · counted: {experts.hits} hits, "
         f"{experts.misses} misses ({experts.hits / max(asked, 1):.1%} hits), "
-        f"{experts.bytes_read:,} bytes read · engine {engine.high_water():,} bytes"
+        f"{experts.bytes_read:,} bytes read{guessed} · engine {engine.high_water():,} bytes, "
+        f"tables of the image {engine.image.meta_bytes:,}"
     )
 
 

@@ -13,6 +13,7 @@ from colibri.cli.common import JsonOption, command, console, emit_json
 from colibri.errors import SizeError
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json, show
+from colibri.fit.stack import StackOptions
 from colibri.fit.verdict import judge
 
 app = command("Judge an ELF against a board's memory and budgets.")
@@ -48,14 +49,32 @@ def size(
         Path | None,
         typer.Option("--image", metavar="FILE", help="A model image flashed beside the ELF."),
     ] = None,
+    stack: Annotated[
+        bool, typer.Option("--stack", help="Bound the stack: the deepest chain of each entry.")
+    ] = False,
+    entry: Annotated[
+        list[str] | None,
+        typer.Option("--entry", metavar="NAME", help="An entry instead of those found; repeats."),
+    ] = None,
+    su: Annotated[
+        list[Path] | None,
+        typer.Option("--su", metavar="PATH", help="Files or folders of gcc's .su and .ci files."),
+    ] = None,
+    calls: Annotated[
+        list[Path] | None,
+        typer.Option("--calls", metavar="FILE", help="A TOML file with a table [stack]."),
+    ] = None,
     as_object: JsonOption = False,
 ) -> None:
     """Judge an ELF against a board's memory and budgets.
 
-    Exit code 0: it fits, 1: it does not, 2: that could not be told.
+    Exit code 0: it fits, 1: it does not, 2: that could not be told. --entry, --su and --calls
+    imply --stack.
     """
     loaded = load_board(board) if board is not None else None
-    verdict = judge(files, loaded, image, link_map=map_file, base=_address(base))
+    asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
+    wanted = asked if stack or asked != StackOptions() else None
+    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=_address(base))
     comparison = compare(verdict, baseline, loaded) if baseline is not None else None
     if as_object:
         emit_json(as_json(verdict, comparison))

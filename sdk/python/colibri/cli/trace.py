@@ -21,6 +21,7 @@ from colibri.cli.common import (
     table,
 )
 from colibri.cli.requests import KernelsOption, PromptOption, TokensOption, parse_tokens
+from colibri.cli.streaming import BalanceOption
 from colibri.errors import TokenizerError, TraceError
 
 if TYPE_CHECKING:
@@ -53,6 +54,7 @@ def trace(
     context: ContextOption = None,
     workers: WorkersOption = 1,
     kernels: KernelsOption = "auto",
+    balance_router: BalanceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Record which experts a model uses on a text.
@@ -68,7 +70,7 @@ def trace(
     read = _text(opened, text, prompt, tokens).first(first)
     with progress("tracing") as begin:
         made = record(opened, read, context=context, workers=workers, kernels=kernels,
-                      advance=begin(len(read.ids)))  # fmt: skip
+                      balance_router=balance_router, advance=begin(len(read.ids)))  # fmt: skip
     write_trace(made, output)
     if as_json:
         emit_json(_fields(made, output))
@@ -140,6 +142,7 @@ def _fields(made: ExpertTrace, file: Path) -> dict[str, Any]:
         "uses": sum(map(sum, made.heat)),
         "record_bytes": list(made.record_bytes),
         "routing": made.routing,
+        "balance_router": made.balance_router,
         "heat": {"layers": made.heat},
     }
 
@@ -165,4 +168,7 @@ def _show(made: ExpertTrace, file: Path) -> None:
         f"{routing['entropy_most_bits']:.2f} bits",
         soft_wrap=True,
     )
+    if made.balance_router is not None:
+        out.print(f"router: load-balancing, from {made.balance_router} choices in a row on; not "
+                  "the model's own", soft_wrap=True)  # fmt: skip
     out.print(f"written: {file}; next: colibri cache-study {file}", markup=False, soft_wrap=True)

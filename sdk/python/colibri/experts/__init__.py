@@ -3,7 +3,8 @@
 
 trace       a run's choices, recorded and kept as JSON
 trace_file  that JSON, written and read with checks
-policies    who leaves a full cache; Belady's optimum
-study       a trace replayed over policies and slot counts
+policies    Belady's optimum; what is worth pinning
+study       a trace replayed over policies and slot counts, in the runtime's cache
+pins        experts that shall stay, from a trace or from the image
 plot        hit rates as SVG and HTML
 """

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A trace replayed: what each policy would have read, over slot counts.
 
+The cache is the runtime's own, without weights; only the optimum is computed here.
+
 >>> study = Study(read_trace(Path("trace.json")))                  # doctest: +SKIP
 >>> study.replay("lru", "per-layer", 4).hit_rate                   # doctest: +SKIP
 0.5123
@@ -13,29 +15,25 @@ from the trace alone; what it costs on a board is predicted elsewhere
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 import numpy as np
 
+from colibri import _core
 from colibri.errors import TraceError
-from colibri.experts.policies import (
-    Belady,
-    Frequency,
-    LeastStale,
-    Lru,
-    PinnedLru,
-    Policy,
-    hottest,
-)
+from colibri.experts.policies import Belady, hottest_first
 from colibri.experts.trace import ExpertTrace
 
 Sharing = Literal["per-layer", "shared"]
 SHARINGS: tuple[Sharing, ...] = ("per-layer", "shared")
-#: What a runtime can do, and the optimum.
-ONLINE = ("lru", "frequency", "least-stale", "pinned")
+#: What the planner takes unless it is told otherwise.
+AUTOMATIC = "frequency"
+#: What the runtime can do, pinning with the automatic policy, and the optimum.
+PINNED = "pinned"
+ONLINE = (*_core.POLICIES, PINNED)
 BELADY = "belady"
 POLICIES = (*ONLINE, BELADY)
 _COUNT = re.compile(r"([0-9]{1,5})( ?%)?", re.ASCII)
@@ -96,7 +94,7 @@ class Study:
             _check_same(trace, pin)
         self.trace = trace
         self.pinned_by_another = pin is not None
-        self._heat = [count for layer in (pin or trace).heat for count in layer]
+        self._hot = hottest_first((pin or trace).heat)
         self._done: dict[tuple[str, Sharing, int], Outcome] = {}
 
     def slots_of(self, text: str) -> list[int]:
@@ -124,9 +122,13 @@ class Study:
 
         "pinned" counts only when its heat is of another trace.
         """
-        possible = [p for p in ONLINE if p != "pinned" or self.pinned_by_another]
+        possible = [p for p in ONLINE if p != PINNED or self.pinned_by_another]
         every = [self.replay(p, s, slots) for s in sharings for p in possible]
         return min(every, key=lambda outcome: outcome.bytes_read)
+
+    def automatic(self, slots: int) -> Outcome:
+        """What the planner takes: each layer has slots of its own from those of a token on."""
+        return self.replay(AUTOMATIC, "per-layer", slots)
 
     def points_from_belady(self, outcome: Outcome) -> float:
         """How much higher the hit rate could be with the same slots, in percentage points."""
@@ -150,62 +152,50 @@ class Study:
         return count
 
     def _check(self, slots: int) -> None:
-        if not self._needed <= slots <= self.trace.experts:
+        most = min(self.trace.experts, _core.MAX_SLOTS // len(self.trace.layers))
+        if not self._needed <= slots <= most:
             raise TraceError(
                 f"{slots} slots per layer", field="slots",
                 hint=f"a token uses {self._needed} of the {self.trace.experts} experts of a layer: "
-                f"valid is {self._needed} to {self.trace.experts}",
+                f"valid is {self._needed} to {most}",
             )  # fmt: skip
 
-    @cached_property
-    def _steps(self) -> dict[Sharing, list[list[list[int]]]]:
-        """What each cache is asked for: one cache, or one a layer."""
-        steps, layers = self.trace.steps, len(self.trace.layers)
-        return {
-            "shared": [[step for step in steps if step]],
-            "per-layer": [[step for step in steps[m::layers] if step] for m in range(layers)],
-        }
-
     def _replay(self, policy: str, sharing: Sharing, slots: int) -> Outcome:
-        experts, layers = self.trace.experts, len(self.trace.layers)
-        caches = self._steps[sharing]
-        served = layers // len(caches)  # by one cache
-        missed: list[int] = []
-        for at, steps in enumerate(caches):
-            cache = self._make(policy, slots * served, range(at, at + served), steps)
-            run(cache, steps, missed)
-        misses = np.bincount(np.array(missed, np.int64) // experts, minlength=layers)
-        uses = sum(len(step) for steps in caches for step in steps)
+        trace, layers = self.trace, len(self.trace.layers)
+        optimum = policy == BELADY
+        missed = self._optimum(sharing, slots) if optimum else self._run(policy, sharing, slots)
+        misses = np.bincount(np.array(missed, np.int64) // trace.experts, minlength=layers)
+        uses = sum(map(len, trace.steps))
         return Outcome(
             policy, sharing, slots, uses, uses - len(missed), tuple(misses.tolist()),
-            int(misses @ np.array(self.trace.record_bytes, np.int64)), self.trace.tokens,
+            int(misses @ np.array(trace.record_bytes, np.int64)), trace.tokens,
         )  # fmt: skip
 
-    def _make(
-        self, policy: str, slots: int, layers: range, steps: Sequence[Sequence[int]]
-    ) -> Policy:
-        experts = self.trace.experts
-        make: dict[str, Callable[[], Policy]] = {
-            "lru": lambda: Lru(slots),
-            "frequency": lambda: Frequency(slots, experts * len(layers)),
-            "least-stale": lambda: LeastStale(slots, experts, len(layers)),
-            "pinned": lambda: PinnedLru(slots, self._pinned(slots, layers)),
-            "belady": lambda: Belady(slots, steps),
-        }
-        return make[policy]()
+    def _run(self, policy: str, sharing: Sharing, slots: int) -> list[int]:
+        """What the runtime's cache would have read."""
+        layers, pin = len(self.trace.layers), policy == PINNED
+        number = _core.POLICIES[AUTOMATIC if pin else policy]
+        cache = _core.ExpertCache(
+            layers, self.trace.experts, slots * layers, number,
+            sharing == "shared", self._needed, self._hot if pin else (),
+        )  # fmt: skip
+        missed: list[int] = []
+        for at, step in enumerate(self.trace.steps):
+            if at % layers == 0:
+                cache.begin_token()
+            missed += cache.touch(step)
+        return missed
 
-    def _pinned(self, slots: int, layers: range) -> list[int]:
-        """The hottest experts of some layers: for half of the slots, if a token's choices fit."""
-        experts = self.trace.experts
-        keys = range(layers.start * experts, layers.stop * experts)
-        count = min(slots // 2, slots - self._needed)
-        return hottest(((key, self._heat[key]) for key in keys), count)
-
-
-def run(cache: Policy, steps: Iterable[Sequence[int]], missed: list[int]) -> None:
-    """Uses a cache step by step; what was not there is appended to `missed`."""
-    for step in steps:
-        missed += cache.touch(step)
+    def _optimum(self, sharing: Sharing, slots: int) -> list[int]:
+        """What Belady would have read: in one cache, or in one a layer."""
+        steps, layers = self.trace.steps, len(self.trace.layers)
+        shared = sharing == "shared"
+        missed: list[int] = []
+        for asked in [steps] if shared else [steps[m::layers] for m in range(layers)]:
+            cache = Belady(slots * layers if shared else slots, asked)
+            for step in asked:
+                missed += cache.touch(step)
+        return missed
 
 
 def _check_same(trace: ExpertTrace, pin: ExpertTrace) -> None:

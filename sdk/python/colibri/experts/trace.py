@@ -83,6 +83,8 @@ class ExpertTrace:
         Best first; `experts` and above are identities.
     routing : dict
         Statistics of `colibri.bench.trace.Routing`.
+    balance_router : int, optional
+        `Engine`'s `balance`; None: the choices are the model's own.
     """
 
     image: str
@@ -96,6 +98,7 @@ class ExpertTrace:
     window: int
     choices: NDArray[np.uint16]
     routing: dict[str, Any]
+    balance_router: int | None = None
 
     @property
     def tokens(self) -> int:
@@ -143,6 +146,7 @@ def record(
     context: int | None = None,
     workers: int = 1,
     kernels: str = "auto",
+    balance_router: int | None = None,
     advance: Callable[[int], None] | None = None,
 ) -> ExpertTrace:
     """Runs a model over a text and records the experts that its routers choose.
@@ -151,6 +155,8 @@ def record(
     ----------
     context : int, optional
         Tokens of a window. Default: 512, or the model's context when that is shorter.
+    balance_router : int, optional
+        As `Engine` takes `balance`.
     advance : callable, optional
         Gets the number of tokens that are done each time.
 
@@ -171,7 +177,7 @@ def record(
                           hint=f"the model was made for up to {image.context}")  # fmt: skip
     window = context or min(WINDOW, image.context)
     events = _events(Engine(image, min(window, len(ids)), workers, _BATCH, kernels=kernels,
-                            trace=True), ids, advance)  # fmt: skip
+                            balance=balance_router, trace=True), ids, advance)  # fmt: skip
     config = image.config
     identities = int(config["identities"])
     experts = int(config["experts"]) - identities
@@ -190,6 +196,7 @@ def record(
         window=window,
         choices=_arranged(events, len(ids), layers, int(config["top_k"])),
         routing=routing.as_dict(),
+        balance_router=balance_router,
     )
 
 

@@ -40,6 +40,7 @@ def write_trace(trace: ExpertTrace, file: Path) -> None:
         "layer_numbers": trace.layers,
         "record_bytes": trace.record_bytes,
         "routing": trace.routing,
+        "balance_router": trace.balance_router,
         "heat": {"layers": trace.heat},
         "ids": trace.text.ids,
     }
@@ -117,6 +118,7 @@ class _Reader:
             window=self._number("window", 1, 2**32 - 1),
             choices=choices,
             routing=self._table("routing"),
+            balance_router=self._balance(),
         )
 
     def _value(self, name: str) -> Any:
@@ -153,6 +155,11 @@ class _Reader:
         if not isinstance(value, str) or not re.fullmatch(f"[0-9a-f]{{{digits}}}", value):
             self._refuse(name, f"is {_short(value)}", f"write {digits} hexadecimal digits")
         return str(value)
+
+    def _balance(self) -> int | None:
+        if self.fields.get("balance_router") is None:  # as in traces from before there was one
+            return None
+        return self._number("balance_router", 1, 2**32 - 1)
 
     def _tokenizer(self) -> str | None:
         value = self._value("tokenizer")

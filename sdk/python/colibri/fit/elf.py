@@ -136,7 +136,8 @@ class Segment:
 class Symbol:
     """One symbol; ``section`` is an index, or None with ``place`` UNDEF, ABS, COMMON or OTHER.
 
-    ``file`` is the source file that the table names before a local symbol.
+    ``file`` is the source file that the table names before a local symbol. ``thumb``: an Arm
+    function of Thumb code, whose value has bit 0 set in the file.
     """
 
     name: str
@@ -146,6 +147,7 @@ class Symbol:
     binding: str
     section: int | None
     place: str
+    thumb: bool = False
     file: str = ""
 
 
@@ -163,8 +165,9 @@ class MemoryRange:
 class Elf:
     """An ELF file, or another input in its terms, as the size tools see it.
 
-    ``format`` says which: elf, archive, objects, intel-hex, srec, raw or map. ``memory`` are the
-    linker's own regions when a ``link_map`` tells them, ``notes`` what reading had to say.
+    ``entry`` and ``flags`` are e_entry and e_flags. ``format`` says what was read: elf, archive,
+    objects, intel-hex, srec, raw or map. ``memory`` are the linker's own regions when a
+    ``link_map`` tells them, ``notes`` what reading had to say.
     """
 
     path: Path
@@ -178,6 +181,8 @@ class Elf:
     segments: tuple[Segment, ...]
     symbols: tuple[Symbol, ...]
     stripped: bool
+    entry: int = 0
+    flags: int = 0
     format: str = "elf"
     memory: tuple[MemoryRange, ...] = ()
     notes: tuple[Finding, ...] = ()
@@ -288,6 +293,8 @@ class _Reader:
             segments=segments,
             symbols=symbols,
             stripped=not any(s.kind == "SYMTAB" for s in sections),
+            entry=self.header["e_entry"],
+            flags=self.header["e_flags"],
         )
 
     # -- tables ---------------------------------------------------------------------------------
@@ -441,7 +448,7 @@ class _Reader:
         extended = self.extended_indices(table, sections)
         where, count = f"section {table.name}", table.size // entry
         data = self.block(where, table.offset, count, table.entry_size, entry)
-        file = ""
+        file, arm = "", self.header["e_machine"] == "EM_ARM"
         for index, symbol in enumerate(symbol_entries(data, self.order, self.bits)):
             wide = extended[index] if index < len(extended) else 0
             section, place = _home(symbol.section, wide, len(sections))
@@ -450,14 +457,16 @@ class _Reader:
                 section, place = None, "OTHER"  # an offset into a template that is not there
             if symbol.kind == "FILE":
                 file = name
+            address = self.symbol_address(symbol, tls_base)
             yield Symbol(
                 name=name,
-                address=self.symbol_address(symbol, tls_base),
+                address=address,
                 size=symbol.size,
                 kind=symbol.kind,
                 binding=symbol.binding,
                 section=section,
                 place=place,
+                thumb=arm and symbol.kind == "FUNC" and symbol.value & 1 == 1,
                 file=file if local else "",
             )
 

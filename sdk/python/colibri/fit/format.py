@@ -14,6 +14,7 @@ from colibri.fit.compare import Comparison, Delta
 from colibri.fit.findings import Finding
 from colibri.fit.format_owners import owners_json, show_owners
 from colibri.fit.memory_map import Row, Usage
+from colibri.fit.stack.report import show_stack, stack_json
 from colibri.fit.symbols import OwnSymbol
 from colibri.fit.verdict import Verdict
 from colibri.units import format_bytes
@@ -61,6 +62,8 @@ def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str,
         "findings": [_finding_json(finding) for finding in verdict.findings],
         "rule": placed.rule,
     }
+    if verdict.stack is not None:
+        fields["stack"] = stack_json(verdict.stack, placed.stack_bytes)
     if comparison is not None:
         fields["baseline"] = {
             "source": comparison.source,
@@ -146,6 +149,8 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
         _show_totals(console, verdict)
     _show_symbols(console, verdict)
     show_owners(console, verdict.attribution)
+    if verdict.stack is not None:
+        show_stack(console, verdict.stack, verdict.map.stack_bytes)
     if comparison is not None:
         _show_comparison(console, comparison)
     for finding in verdict.findings:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK
+from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK, SizeError
 from colibri.fit.attribution import Attribution, attribution
 from colibri.fit.debug_info import read_sources
 from colibri.fit.elf import Elf, Symbol
@@ -24,6 +24,8 @@ from colibri.fit.linker_regions import check_linker_regions
 from colibri.fit.memory_map import MemoryMap, Usage, build_map
 from colibri.fit.placing_checks import beyond_class
 from colibri.fit.regions import BoardLike
+from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
+from colibri.fit.stack.report import stack_findings
 from colibri.fit.symbols import OwnSymbol, attribute
 
 _FORBIDDEN = {
@@ -40,6 +42,7 @@ _FORBIDDEN = {
 }
 _PATTERNS = {group: re.compile(pattern) for group, pattern in _FORBIDDEN.items()}
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
+_UNTOLD = "stack-unknown"
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
 
 
@@ -52,6 +55,7 @@ class Verdict:
     findings: list[Finding]
     verdict: str
     attribution: Attribution
+    stack: StackReport | None = None
 
     @property
     def elf(self) -> Elf:
@@ -59,7 +63,8 @@ class Verdict:
 
     @property
     def exit_code(self) -> int:
-        if self.verdict == "unknown" and self.map.board is None:
+        asked = self.map.board is not None or _untold(self.findings)
+        if self.verdict == "unknown" and not asked:
             return EXIT_OK  # nothing was asked that could not be told
         return _EXITS[self.verdict]
 
@@ -72,6 +77,7 @@ def judge(
     path: str | Path | Sequence[str | Path],
     board: BoardLike | None = None,
     image: Path | None = None,
+    stack: StackOptions | None = None,
     *,
     link_map: Path | None = None,
     base: int | None = None,
@@ -89,6 +95,8 @@ def judge(
         tells the linker's regions.
     image : Path, optional
         A model image that is flashed beside the firmware.
+    stack : StackOptions, optional
+        Bound the stack too; of a linked ELF only.
     link_map : Path, optional
         The map file that was written with the ELF.
     base : int, optional
@@ -104,6 +112,13 @@ def judge(
     elf = read_input([path] if isinstance(path, (str, Path)) else path, base)
     if link_map is not None:
         elf = with_map(elf, read_map(link_map))
+    if stack is not None and elf.format != "elf":
+        raise SizeError(
+            f"is no ELF ({elf.format}): there is no code to bound a stack of",
+            file=elf.path,
+            field="--stack",
+            hint="give the linked ELF",
+        )
     placed = build_map(elf, board, image)
     table = attribute(placed)
     owners = attribution(placed, table, read_sources(elf), groups)
@@ -117,20 +132,29 @@ def judge(
         findings += check_linker_regions(elf.memory, regions, board.id)
         findings += budget_findings(placed, board)
     findings += region_findings(placed, board.budgets if board is not None else None)
+    report = analyse(elf, stack) if stack is not None else None
+    if report is not None:
+        budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
+        findings += stack_findings(report, placed.stack_bytes, budget)
     word = decide(elf, board, findings)
-    return Verdict(placed, table.rows, summed_up(findings), word, owners)
+    return Verdict(placed, table.rows, summed_up(findings), word, owners, report)
 
 
 def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
     """One word for all findings."""
-    codes = {finding.code for finding in findings if finding.level == "error"}
+    codes = {finding.code for finding in findings if finding.level == "error"} - {_UNTOLD}
     if elf.kind == "relocatable":
         return "unknown"
     if elf.kind == "shared" and "outside" in codes:
         return "unknown"  # its addresses are not final
     if codes:
         return "over"
-    return "unknown" if board is None and not elf.memory else "fits"
+    return "unknown" if (board is None and not elf.memory) or _untold(findings) else "fits"
+
+
+def _untold(findings: list[Finding]) -> bool:
+    """Whether a budget of the stack was set and its bound is not known."""
+    return any(finding.code == _UNTOLD and finding.level == "error" for finding in findings)
 
 
 # -- forbidden symbols ----------------------------------------------------------------------------
