@@ -122,6 +122,7 @@ def test_b53_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:
         (lambda d: d[:9], ".debug_info"),
         (lambda d: b"\xff" * len(d), ".debug_info"),
         (lambda d: d[:4] + b"\x63" + d[5:], ".debug_info"),  # version 99
+        (lambda d: d[:4] + b"\x01" + d[5:], ".debug_info"),  # version 1
         (lambda d: b"\x01\x11", ".debug_abbrev"),
         (lambda d: b"\x02" + d[1:], ".debug_abbrev"),  # the code that is asked for is not there
     ],
@@ -136,6 +137,16 @@ def test_b43_damaged_debug_information_is_a_warning(
     verdict = judged(tmp_path, elf)
     assert "debug-info" in codes(verdict, "warning")
     assert (verdict.verdict, used(verdict)) == ("fits", {"FLASH": 0x500, "SRAM": 0x300})
+
+
+def test_units_before_a_damaged_one_keep_their_sources(tmp_path: Path) -> None:
+    elf = with_dwarf(UNITS)
+    info = next(s for s in elf.sections if s.name == ".debug_info")
+    second = 4 + int.from_bytes(info.data[:4], "little")
+    info.data = info.data[: second + 4] + b"\x01" + info.data[second + 5 :]  # version 1
+    verdict = judged(tmp_path, elf)
+    assert "from a unit on" in said(verdict, "debug-info")
+    assert by_name(verdict.attribution.sources)["/work/app/src/main.c"] == {"FLASH": 0x300}
 
 
 def test_local_symbols_name_their_file(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from io import SEEK_CUR, BytesIO
 from pathlib import Path
 from typing import Any
 
-from elftools.common.exceptions import ELFError
+from elftools.common.exceptions import DWARFError, ELFError
 from elftools.common.utils import struct_parse
 from elftools.dwarf.abbrevtable import AbbrevDecl, AbbrevTable
 from elftools.dwarf.descriptions import describe_form_class
@@ -50,6 +50,7 @@ _OTHERS = (
     "debug_types_sec",
 )
 _COMPRESSED = 0x800
+_BAD = (*DAMAGED, DWARFError)
 #: Bounds on what a hostile file can cost. Line tables are read one opcode at a time.
 MAX_UNITS, MAX_RANGES, MAX_LINE_BYTES = 100_000, 4_000_000, 1 << 20
 _WHOLE_PROGRAM = "<artificial>"  # the unit that GCC makes of all others
@@ -95,7 +96,7 @@ def read_sources(elf: Elf) -> Sources:
         return Sources(findings=[_warning(elf, f"{what}--decompress-debug-sections helps")])
     try:
         return _Reader(elf, _open(elf, sections)).read()
-    except (*DAMAGED, OSError, MemoryError, RecursionError) as error:
+    except (*_BAD, OSError, MemoryError, RecursionError) as error:
         return Sources(findings=[_warning(elf, f"cannot be parsed ({_short(error)})")])
 
 
@@ -174,14 +175,10 @@ class _Reader:
 
     def read(self) -> Sources:
         whole: list[Any] = []
-        for number, unit in enumerate(self.dwarf.iter_CUs()):
-            if number >= MAX_UNITS or len(self.ranges) > MAX_RANGES:
-                self.say(f"has more than {MAX_UNITS:,} units or {MAX_RANGES:,} ranges: cut there")
-                break
-            try:
-                self.unit(unit, whole)
-            except DAMAGED:
-                self.damaged += 1
+        try:
+            self.units(whole)
+        except _BAD as error:  # a header: where the next unit begins is not known
+            self.say(f"cannot be parsed from a unit on ({_short(error)})")
         if whole:
             self.lines(whole)
         if self.damaged:
@@ -192,6 +189,16 @@ class _Reader:
 
     def say(self, what: str) -> None:
         self.result.findings.append(_warning(self.elf, what))
+
+    def units(self, whole: list[Any]) -> None:
+        for number, unit in enumerate(self.dwarf.iter_CUs()):
+            if number >= MAX_UNITS or len(self.ranges) > MAX_RANGES:
+                self.say(f"has more than {MAX_UNITS:,} units or {MAX_RANGES:,} ranges: cut there")
+                return
+            try:
+                self.unit(unit, whole)
+            except _BAD:
+                self.damaged += 1
 
     def unit(self, unit: Any, whole: list[Any]) -> None:
         top = unit.get_top_DIE()
@@ -237,7 +244,7 @@ class _Reader:
         for unit in units:
             try:
                 self.line_table(unit)
-            except DAMAGED:
+            except _BAD:
                 self.damaged += 1
 
     def line_table(self, unit: Any) -> None:
