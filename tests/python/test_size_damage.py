@@ -108,7 +108,7 @@ def test_damaged_files(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_damaged_files(tmp_path: Path, name: str, seed: int) -> None:
     attack(tmp_path, name, 1000 + seed, 2500)
@@ -199,6 +199,21 @@ def test_units_that_read_everything_again(
     verdict = judge(elf.write(tmp_path / "f.elf"), board())
     assert verdict.verdict == "fits"
     assert "debug-info" in [f.code for f in verdict.findings]
+
+
+def test_units_that_share_one_list_of_ranges(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elf = firmware()
+    head = struct.pack("<HIB", 4, 0, 4) + b"\x01a.c\0" + struct.pack("<I", 0)
+    elf.section(".debug_info", 0, (struct.pack("<I", len(head)) + head) * 50, flags=0)
+    elf.section(".debug_abbrev", 0, bytes([1, 0x11, 0, 3, 8, 0x55, 0x17, 0, 0, 0]), flags=0)
+    ranges = b"".join(struct.pack("<2I", FLASH + i, FLASH + i + 1) for i in range(100))
+    elf.section(".debug_ranges", 0, ranges + bytes(8), flags=0)
+    path = elf.write(tmp_path / "f.elf")
+    assert "debug-info" not in [f.code for f in judge(path, board()).findings]
+    monkeypatch.setattr("colibri.fit.debug_info.MAX_RANGES", 1000)
+    assert "1,000 ranges: cut there" in " ".join(f.what for f in judge(path, board()).findings)
 
 
 def test_a_line_table_of_empty_entries(tmp_path: Path) -> None:

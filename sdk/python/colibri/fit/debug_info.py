@@ -37,6 +37,8 @@ _SECTIONS = {
     "debug_str_offsets_sec": ".debug_str_offsets",
     "debug_line_sec": ".debug_line",
 }
+#: Read in small steps whose number is bounded otherwise (MAX_RANGES, MAX_LINE_BYTES).
+_BOUNDED = (".debug_ranges", ".debug_rnglists", ".debug_line")
 _OTHERS = (
     "debug_aranges_sec",
     "debug_frame_sec",
@@ -110,8 +112,9 @@ def _open(elf: Elf, sections: dict[str, Section]) -> Any:
                 found[key] = None
                 continue
             stream.seek(section.offset)
-            data = _Metered(stream.read(section.size))
-            found[key] = DebugSectionDescriptor(data, name, section.offset, section.size, 0)
+            data = stream.read(section.size)
+            kept = BytesIO(data) if name in _BOUNDED else _Metered(data)
+            found[key] = DebugSectionDescriptor(kept, name, section.offset, section.size, 0)
     return _Dwarf(DwarfConfig(elf.endian == "little", "", elf.bits // 8), **found)
 
 
@@ -171,7 +174,7 @@ class _Reader:
         self.result = Sources()
         self.ranges: list[tuple[int, int, str]] = []
         self.lists = dwarf.range_lists()
-        self.backwards = self.damaged = 0
+        self.backwards = self.damaged = self.entries = 0
 
     def read(self) -> Sources:
         whole: list[Any] = []
@@ -192,7 +195,7 @@ class _Reader:
 
     def units(self, whole: list[Any]) -> None:
         for number, unit in enumerate(self.dwarf.iter_CUs()):
-            if number >= MAX_UNITS or len(self.ranges) > MAX_RANGES:
+            if number >= MAX_UNITS or self.entries > MAX_RANGES:
                 self.say(f"has more than {MAX_UNITS:,} units or {MAX_RANGES:,} ranges: cut there")
                 return
             try:
@@ -222,6 +225,7 @@ class _Reader:
         base = low.value if low is not None else 0
         if listed is not None and self.lists is not None:
             for entry in self.lists.get_range_list_at_offset(listed.value, unit):
+                self.entries += 1
                 if isinstance(entry, BaseAddressEntry):
                     base = entry.base_address
                 else:
