@@ -17,6 +17,7 @@ import argparse
 import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
@@ -163,7 +164,6 @@ class Player:
         self._log.close()
         self.about |= {"limit_bytes": self.limit.bytes, "held_by": self.limit.kind,
                        "peak_bytes": peak, "limit_met": met}  # fmt: skip
-        self.limit.close()
 
 
 def models(given: argparse.Namespace, routing: str, folder: Path) -> tuple[Path, Path]:
@@ -201,12 +201,12 @@ def started(player: Player, given: argparse.Namespace) -> Iterator[None]:
     file = Path(player.job["model"])
     forget(file)  # what is in the page cache already would cost nothing
     try:
-        with read_ahead(file, player.kib):
-            player.start()
-            player.play(given.warm, 1)
-    except (ColibriError, OSError) as error:
-        player.failure = str(error)
-    try:
+        try:
+            with read_ahead(file, player.kib):
+                player.start()
+                player.play(given.warm, 1)
+        except (ColibriError, OSError) as error:
+            player.failure = str(error)
         yield
     finally:
         player.end()
@@ -286,6 +286,8 @@ def one_routing(
                         kib=kib) for kib in given.read_aheads]  # fmt: skip
     with progress("measuring") as bar, contextlib.ExitStack() as stack:
         advance = bar((1 + len(theirs)) * (len(ours) + 1) * given.rounds)
+        for player in (*ours, free, *theirs):
+            stack.callback(player.limit.close)
         for player in ours:
             stack.enter_context(started(player, given))
         # one beside ours at a time: programs that map the same file share what is in memory of it
@@ -397,6 +399,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # put back what was changed
     try:
         main()
     except ColibriError as error:

@@ -37,7 +37,7 @@ from colibri_emulator.report import (
     Range,
     StoragePrediction,
 )
-from colibri_emulator.storage import PIECE, STREAM_BLOCK, Medium
+from colibri_emulator.storage import STREAM_BLOCK, Medium, piece_of
 from colibri_emulator.storage_time import READ, READ_WAIT, ReadTime, StorageTime
 
 Seconds = npt.NDArray[np.float64]
@@ -271,7 +271,7 @@ class Clock:
 
         factor = dict(zip(SCENARIOS, SPREAD["assumed"], strict=True))[name]
         return StorageTime(
-            lambda size: read(size, min(size, PIECE)),
+            lambda size: read(size, piece_of(size)),
             lambda size: read(size, STREAM_BLOCK),
             check=checksum_cycles(self._core) / self._core.freq_hz / factor,
             copies=self._copies,

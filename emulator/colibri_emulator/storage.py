@@ -17,8 +17,13 @@ from colibri.boards import Board, Storage
 # What a reader that walks through a file asks for at once: Linux read-ahead, and a DMA transfer
 # of firmware.
 STREAM_BLOCK = 128 << 10
-# A record of an expert is read at once, a larger one in pieces (colibri_posix_read_ahead).
-PIECE = 1 << 20
+# A record of an expert is read at once, a larger one in equal pieces (colibri_posix_read_ahead).
+_LARGEST_PIECE = 2 << 20
+
+
+def piece_of(size: int) -> int:
+    """Bytes that a record's read asks for at once."""
+    return -(-size // -(-size // _LARGEST_PIECE)) if size else 0
 
 
 @dataclass(frozen=True)
