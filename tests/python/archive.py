@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The members of a static library, for checks of what it defines and needs."""
+"""Static libraries: what one defines and needs, and small ones written for the size tool."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 from elftools.elf.sections import SymbolTableSection
 
+INDICES = {"gnu": "/", "bsd": "__.SYMDEF SORTED", "thin": "/"}
 _HEADER = 60
 _MAGIC = b"!<arch>\n"
 
@@ -50,3 +51,33 @@ def writable_bytes(path: Path) -> int:
         for section in elf.iter_sections()
         if section["sh_flags"] & need == need
     )
+
+
+def write_archive(path: Path, content: dict[str, bytes], style: str = "gnu") -> Path:
+    """An archive with a symbol index; names over 15 characters are stored as the style does.
+
+    The members of a thin archive have to be beside it, under their names.
+    """
+    out = bytearray(b"!<thin>\n" if style == "thin" else _MAGIC)
+    long = b"".join(name.encode() + b"/\n" for name in content if len(name.encode()) > 15)
+    _member(out, INDICES[style], bytes(8))
+    if style != "bsd" and long:
+        _member(out, "//", long)
+    for name, data in content.items():
+        if style == "bsd":
+            stored = name.encode().ljust(-(-len(name.encode()) // 4) * 4, b"\0")
+            _member(out, f"#1/{len(stored)}", stored + data)
+            continue
+        short = len(name.encode()) <= 15
+        field = f"{name}/" if short else f"/{long.index(name.encode() + b'/')}"
+        _member(out, field, data, stored=style != "thin")
+    path.write_bytes(out)
+    return path
+
+
+def _member(out: bytearray, name: str, data: bytes, stored: bool = True) -> None:
+    field = name.encode().ljust(16)
+    out += field + b"0".ljust(12) + b"0".ljust(6) * 2 + b"644".ljust(8)
+    out += str(len(data)).encode().ljust(10) + b"`\n"
+    if stored:
+        out += data + (b"\n" if len(data) % 2 else b"")

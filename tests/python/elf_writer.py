@@ -16,10 +16,10 @@ from pathlib import Path
 
 X86, ARM, X86_64, AARCH64, RISCV, XTENSA = 3, 40, 62, 183, 243, 94
 EXEC, DYN, REL = 2, 3, 1
-NOTYPE, OBJECT, FUNC, TLS = 0, 1, 2, 6
+NOTYPE, OBJECT, FUNC, FILE, TLS = 0, 1, 2, 4, 6
 LOCAL, GLOBAL, WEAK = 0, 1, 2
 ABS, COMMON, XINDEX = 0xFFF1, 0xFFF2, 0xFFFF
-PROGBITS, SYMTAB, STRTAB, NOBITS, SYMTAB_SHNDX = 1, 2, 3, 8, 18
+PROGBITS, SYMTAB, STRTAB, NOBITS, GROUP, SYMTAB_SHNDX = 1, 2, 3, 8, 17, 18
 W, A, X, T = 1, 2, 4, 0x400
 AX, WA = A | X, W | A
 
@@ -37,6 +37,7 @@ class _Section:
     info: int = 0
     entry: int = 0
     offset: int = -1
+    signature: str = ""
 
 
 @dataclass
@@ -78,6 +79,13 @@ class ElfWriter:
         kind = kind if kind is not None else PROGBITS if isinstance(data, bytes) else NOBITS
         self.sections.append(_Section(name, kind, flags, address, content, size, align))
         return len(self.sections) - 1
+
+    def comdat(self, signature: str, members: list[int], *, flags: int = 1) -> int:
+        """A group of sections, of which a link keeps one for each signature (a symbol's name)."""
+        data = struct.pack(f"{self._order}{len(members) + 1}I", flags, *members)
+        index = self.section(".group", 0, data, flags=0, kind=GROUP, align=4)
+        self.sections[index].signature = signature
+        return index
 
     def load(
         self,
@@ -185,6 +193,10 @@ class ElfWriter:
         data = b"".join(self._symbol(e) for e in entries)
         locals_ = 1 + sum(s[3] >> 4 == LOCAL for s in ordered)
         index = len(sections)
+        for section in sections:
+            if section.signature:
+                section.link = index
+                section.info = 1 + [s[0] for s in ordered].index(section.signature)
         entry = 16 if self.bits == 32 else 24
         sections.append(
             _Section(".symtab", SYMTAB, 0, 0, data, len(data), 4, index + 1, locals_, entry)

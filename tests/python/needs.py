@@ -4,6 +4,7 @@
     need("qemu-system-arm")            a program
     need("module:unicorn")             a Python package
     need("direct:/tmp/file")           reads of that file past the system's cache
+    need("file:/usr/share/x")          a file that a package brings
 
 A missing one skips the check and is listed at the end of the run; with COLIBRI_REQUIRE_ALL=1 it
 fails it, so that CI leaves nothing out.
@@ -14,6 +15,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -21,10 +23,12 @@ REQUIRE_ALL = os.environ.get("COLIBRI_REQUIRE_ALL", "") not in ("", "0")
 
 
 def have(tool: str) -> bool:
-    """Whether a program or a ``module:`` is there, or the file system of a file has ``direct:``."""
+    """Whether a program, ``module:`` or ``file:`` is there, or its file system has ``direct:``."""
     kind, _, what = tool.partition(":")
     if kind == "module":
         return importlib.util.find_spec(what) is not None
+    if kind == "file":
+        return Path(what).is_file()
     if kind == "direct":
         return _opens_directly(what)
     return shutil.which(tool) is not None

@@ -196,6 +196,22 @@ def test_b13_region_without_capacity(sized: Any) -> None:
     assert (empty.used, empty.free, empty.percent) == (0, 0, None)
 
 
+@pytest.mark.parametrize(
+    ("kind", "size", "says"),
+    [
+        ("dram", 512 << 30, "512 GiB is more than any dram has (up to 256 GiB)"),
+        ("sram", 512 << 20, "512 MiB is more than any sram has (up to 256 MiB)"),
+        ("nor", 32 << 30, "more than any nor"),
+        ("dram", 2 << 30, ""),
+    ],
+)
+def test_b13_size_that_cannot_be_meant(sized: Any, kind: str, size: int, says: str) -> None:
+    verdict = sized(firmware(bits=64), board(region("BIG", 1 << 40, size, kind)))
+    assert says in said(verdict, "region-size")
+    assert ("region-size" in codes(verdict)) == bool(says)
+    assert verdict.exit_code == 0
+
+
 def test_b14_and_b92_windows_of_one_memory(sized: Any) -> None:
     elf = ElfWriter()
     low = elf.section(".low", 0x100, b"\x01" * 0x80, flags=AX)

@@ -144,6 +144,124 @@ def test_object_file_groups_like_gnu_size(tmp_path: Path, target: str) -> None:
     assert (totals["text"] + totals["rodata"], totals["data"], totals["bss"]) == (text, data, bss)
 
 
+CORNERS = """
+#include <stdint.h>
+__thread int per_thread = 3, zero_thread[64];
+int value = 7;
+uint8_t buffer[100];
+__attribute__((noinline)) int twin_a(int x) { return x * 77 + 5; }
+__attribute__((noinline)) int twin_b(int x) { return x * 77 + 5; }
+__attribute__((weak)) void handler(void) { value++; }
+void alias_of(void) __attribute__((alias("handler")));
+void start(void)
+{
+    for (;;) {
+        handler();
+        buffer[twin_a(value) % 100] = (uint8_t)twin_b(per_thread + zero_thread[1]);
+    }
+}
+"""
+CORNER_SCRIPT = """
+MEMORY { FLASH (rx) : ORIGIN = 0x08000000, LENGTH = 64K
+         RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 128K }
+ENTRY(start)
+SECTIONS {
+  .text : { *(.text*) } > FLASH
+  .rodata : { *(.rodata*) *(.srodata*) } > FLASH
+  .tdata : { *(.tdata*) } > FLASH
+  .tbss : { *(.tbss*) } > FLASH
+  .data : ALIGN(16) { *(.data*) *(.sdata*) } > RAM AT> FLASH
+  .bss (NOLOAD) : ALIGN(16) { *(.bss*) *(.sbss*) } > RAM
+  /DISCARD/ : { *(.comment) *(.note*) *(.eh_frame*) *(.ARM.*) *(.riscv.*) }
+}
+"""
+CORNER_FLAGS = {
+    "arm big endian": ("arm-none-eabi-", ["-mcpu=cortex-r5", "-mbig-endian", "-mthumb"]),
+    "aarch64 big endian": ("aarch64-linux-gnu-", ["-mbig-endian"]),
+    "riscv32": ("riscv64-unknown-elf-", ["-march=rv32imac", "-mabi=ilp32", "-mno-relax"]),
+    "riscv64": ("riscv64-unknown-elf-", ["-march=rv64gc", "-mabi=lp64d", "-mcmodel=medany"]),
+    "x86-64": ("", ["-ftls-model=local-exec"]),
+    "x86": ("", ["-m32", "-ftls-model=local-exec"]),
+}
+
+
+@pytest.mark.parametrize("target", CORNER_FLAGS)
+def test_b10_b26_b53_b89_corners_of_real_elfs(tmp_path: Path, target: str) -> None:
+    """TLS, aliases, weak functions, both byte orders, labels: totals are those of GNU size."""
+    prefix, flags = CORNER_FLAGS[target]
+    need(f"{prefix}gcc", f"{prefix}objcopy", f"{prefix}size")
+    (tmp_path / "a.c").write_text(CORNERS)
+    (tmp_path / "a.ld").write_text(CORNER_SCRIPT)
+    more = ["-g", "-mtp=soft"] if target.startswith("arm") else ["-g"]
+    command = [f"{prefix}gcc", *flags, *COMMON, *more, "-T", "a.ld", "a.c", "-o", "a.elf"]
+    if target.startswith("arm"):
+        command.append("-Wl,--defsym=__aeabi_read_tp=0")
+    subprocess.run(command, cwd=tmp_path, check=True, capture_output=True)
+    elf = tmp_path / "a.elf"
+    verdict = judge(elf, board())
+    gnu = gnu_sizes(prefix, elf)
+    in_ram = sum(size for size, address in gnu.values() if address >= RAM)
+    flat = tmp_path / "flat.bin"
+    subprocess.run([f"{prefix}objcopy", "-O", "binary", elf, flat], check=True)
+    flash = usage(verdict, "FLASH")
+    assert flash.load_span == flat.stat().st_size
+    stored = [n for n in gnu if n not in (".tbss", ".bss") and not n.startswith(".debug")]
+    assert flash.used == sum(gnu[name][0] for name in stored)
+    assert used(verdict)["SRAM"] == in_ram
+    symbols = {s.name: s for s in verdict.symbols}
+    assert {"twin_a", "twin_b", "value", "buffer", "start"} <= set(symbols)
+    assert ("alias_of" in symbols) != ("handler" in symbols)
+    assert "zero_thread" not in symbols  # its template takes nothing
+    assert not [name for name in symbols if name.startswith((".L", "$"))]
+    assert verdict.elf.endian == ("big" if "big" in target else "little")
+
+
+def test_b11_overlays_of_gnu_ld(tmp_path: Path) -> None:
+    prefix, flags = PREFIXES["cortex-m33"]
+    need(f"{prefix}gcc")
+    (tmp_path / "a.c").write_text(
+        '__attribute__((section(".one"))) int one(int x) { return x * 3 + 1; }\n'
+        '__attribute__((section(".two"))) int two(int x) { return x * x * 5 - x / 7; }\n'
+        "void start(void) { for (;;) { } }\n"
+    )
+    (tmp_path / "a.ld").write_text(
+        "MEMORY { FLASH (rx) : ORIGIN = 0x08000000, LENGTH = 64K\n"
+        "RAM (rwx) : ORIGIN = 0x20000000, LENGTH = 128K }\n"
+        "SECTIONS { .text : { *(.text*) } > FLASH\n"
+        "OVERLAY : NOCROSSREFS { .ovl_one { *(.one) } .ovl_two { *(.two) } } > RAM AT> FLASH\n"
+        "/DISCARD/ : { *(.comment) *(.ARM.*) } }\n"
+    )
+    command = [f"{prefix}gcc", *flags, *COMMON, "-T", "a.ld", "a.c", "-o", "a.elf"]
+    subprocess.run(
+        [*command, "-Wl,-Map=a.map,-e,start"], cwd=tmp_path, check=True, capture_output=True
+    )
+    sizes = {name: size for name, (size, _) in gnu_sizes(prefix, tmp_path / "a.elf").items()}
+    one, two = sizes[".ovl_one"], sizes[".ovl_two"]
+    assert one != two
+    for verdict in (judge(tmp_path / "a.elf", board()), judge(tmp_path / "a.map", board())):
+        assert used(verdict)["SRAM"] == max(one, two)
+        assert used(verdict)["FLASH"] == sizes[".text"] + one + two
+        assert verdict.verdict == "fits"
+
+
+def test_b26_folded_functions_of_lld(tmp_path: Path) -> None:
+    """Identical code folding: one body, both names."""
+    prefix, flags = PREFIXES["cortex-m33"]
+    need(f"{prefix}gcc", "module:ziglang")
+    (tmp_path / "a.c").write_text(CORNERS.replace("__thread", "static"))
+    subprocess.run(
+        [f"{prefix}gcc", *flags, *COMMON[:2], "-ffunction-sections", "-c", "a.c"],
+        cwd=tmp_path,
+        check=True,
+    )
+    (tmp_path / "a.ld").write_text(CORNER_SCRIPT)
+    lld = [sys.executable, "-m", "ziglang", "ld.lld", "--icf=all", "-T", "a.ld", "a.o"]
+    subprocess.run([*lld, "-o", "a.elf"], cwd=tmp_path, check=True, capture_output=True)
+    symbols = {s.name: s for s in judge(tmp_path / "a.elf", board()).symbols}
+    assert symbols["twin_a"].aliases == ("twin_b",)
+    assert "twin_b" not in symbols
+
+
 def test_zig(tmp_path: Path) -> None:
     pytest.importorskip("ziglang", reason="ziglang is not installed")
     (tmp_path / "a.c").write_text(SOURCE)
@@ -243,8 +361,8 @@ def test_json_is_printed_whatever_the_exit_code(tmp_path: Path, capsys: Any) -> 
 @pytest.mark.parametrize(
     ("first", "says"),
     [
-        (b":10000000", "Intel HEX"),
-        (b"!<arch>\n", "static library"),
+        (b":10000000", "line 1, column 2"),
+        (b"!<arch>\n", "no ELF object"),
         (b"", "empty"),
         (b"UF2\n", "UF2"),
         (b"\x7fEL", "7f 45 4c"),

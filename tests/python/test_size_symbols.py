@@ -96,6 +96,28 @@ def test_b89_sizes_end_at_the_next_symbol_and_at_the_section(sized: Any) -> None
     assert verdict.unattributed == 0
 
 
+def test_symbols_without_a_size_own_nothing_and_cut_nothing(sized: Any) -> None:
+    elf = ElfWriter()
+    text = elf.section(".text", FLASH, CODE * 0x20, flags=AX)
+    elf.load([text])
+    elf.symbol("whole", FLASH | 1, 0x40, FUNC, section=text, bind=ew.WEAK)
+    elf.symbol("inner_label", FLASH + 0x10 | 1, 0, FUNC, section=text)
+    elf.symbol("_etext", FLASH + 0x40, 0, NOTYPE, section=text)
+    elf.symbol("absent", 0, 0, NOTYPE, section=0, bind=ew.WEAK)
+    (symbol,) = sized(elf).symbols
+    assert (symbol.name, symbol.size, symbol.clipped) == ("whole", 0x40, False)
+
+
+def test_a_strong_name_stands_before_a_weak_one(sized: Any) -> None:
+    elf = ElfWriter()
+    text = elf.section(".text", FLASH, CODE * 0x20, flags=AX)
+    elf.load([text])
+    elf.symbol("a_default", FLASH | 1, 0x40, FUNC, section=text, bind=ew.WEAK)
+    elf.symbol("handler", FLASH | 1, 0x40, FUNC, section=text)
+    (symbol,) = sized(elf).symbols
+    assert (symbol.name, symbol.aliases) == ("handler", ("a_default",))
+
+
 def test_b32_names_are_data(sized: Any, capsys: Any) -> None:
     elf = firmware()
     name = 'a::operator()(int, char)::{lambda "x", [bold]}\x1b[31m\n'

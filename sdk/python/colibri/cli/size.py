@@ -10,6 +10,7 @@ import typer
 
 from colibri.boards import load_board
 from colibri.cli.common import JsonOption, command, console, emit_json
+from colibri.errors import SizeError
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json, show
 from colibri.fit.stack import StackOptions
@@ -20,10 +21,25 @@ app = command("Judge an ELF against a board's memory and budgets.")
 
 @app.command()
 def size(
-    elf: Annotated[Path, typer.Argument(metavar="ELF", help="A firmware ELF of any toolchain.")],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="FILE...",
+            help="A firmware ELF of any toolchain, a linker's map, a raw binary; or objects and "
+            "archives; or Intel HEX and S-record files.",
+        ),
+    ],
     board: Annotated[
         str | None,
         typer.Option("--board", metavar="ID", help="Board id, or path of a board file."),
+    ] = None,
+    map_file: Annotated[
+        Path | None,
+        typer.Option("--map", metavar="FILE", help="The map written with the ELF (GNU ld, lld)."),
+    ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option("--base", metavar="ADDRESS", help="Where a raw binary begins."),
     ] = None,
     baseline: Annotated[
         Path | None,
@@ -58,10 +74,22 @@ def size(
     loaded = load_board(board) if board is not None else None
     asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
     wanted = asked if stack or asked != StackOptions() else None
-    verdict = judge(elf, loaded, image, wanted)
+    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=_address(base))
     comparison = compare(verdict, baseline, loaded) if baseline is not None else None
     if as_object:
         emit_json(as_json(verdict, comparison))
     else:
         show(console(), verdict, comparison)
     raise typer.Exit(verdict.exit_code)
+
+
+def _address(text: str | None) -> int | None:
+    """An address as C writes it: 0x08000000, or decimal."""
+    if text is None:
+        return None
+    try:
+        return int(text, 0)
+    except ValueError:
+        raise SizeError(
+            f"{text!r} is no address", field="--base", hint="write it as in --base 0x08000000"
+        ) from None

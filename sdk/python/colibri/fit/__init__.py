@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Does a firmware fit? From an ELF to a verdict, in file order:
 
-``elf`` (read) → ``places`` (what asks for memory) → ``regions`` (the board's memory, by address)
-→ ``memory_map`` (placed and counted, then ``placing_checks``) → ``symbols`` (who owns the bytes)
-→ ``stack`` (how deep it gets, when asked) → ``verdict`` (budgets, forbidden symbols) → ``compare``
-(against a baseline) → ``format``.
+``inputs`` (told apart; read by ``elf``, ``objects``, ``images``, ``link_map``) → ``places`` (what
+asks for memory) → ``regions`` (the board's memory, by address) → ``memory_map`` (placed and
+counted, then ``placing_checks``) → ``symbols``, ``attribution`` (who owns the bytes) → ``stack``
+(how deep it gets, when asked) → ``verdict`` (budgets, forbidden symbols) → ``compare`` (against a
+baseline) → ``format``.
 
 >>> from colibri.fit import judge
 >>> judge("firmware.elf").exit_code  # doctest: +SKIP

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from colibri.errors import SizeError
+from colibri.fit.inputs import told_apart
 from colibri.fit.regions import BoardLike
 from colibri.fit.verdict import Verdict, judge
 
@@ -105,7 +106,8 @@ def load_baseline(path: Path, board: BoardLike | None) -> Snapshot:
     if path.is_file():
         with path.open("rb") as stream:
             first = stream.read(4)
-        if first != b"\x7fELF" and path.stat().st_size <= _JSON_LIMIT:
+        known = first == b"\x7fELF" or told_apart(path) != "elf"
+        if not known and path.stat().st_size <= _JSON_LIMIT:
             return _from_json(path)
     return snapshot(judge(path, board))
 

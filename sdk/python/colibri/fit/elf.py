@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Read an ELF file into plain, immutable records.
 
-First step of the ELF trail: ``elf -> memory_map -> symbols -> verdict``. Nothing here knows about
-boards. Every count and offset of the file is checked against the bytes that are there before it is
-used, so a damaged file is refused with :class:`~colibri.errors.SizeError`, never half-read.
+The records are what every other input becomes too (:mod:`colibri.fit.inputs`). Nothing here knows
+about boards. Every count and offset of the file is checked against the bytes that are there before
+it is used, so a damaged file is refused with :class:`~colibri.errors.SizeError`, never half-read.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from elftools.common.exceptions import ELFError
 from elftools.common.utils import struct_parse
@@ -21,15 +22,29 @@ from elftools.construct import ConstructError
 from elftools.elf.elffile import ELFFile
 
 from colibri.errors import SizeError
+from colibri.fit.elf_tables import (
+    SectionHeader,
+    SymbolEntry,
+    header_size,
+    section_headers,
+    symbol_entries,
+    symbol_size,
+)
+from colibri.fit.findings import Finding
+
+if TYPE_CHECKING:
+    from colibri.fit.link_map import LinkMap
 
 SHF_WRITE, SHF_ALLOC, SHF_EXECINSTR, SHF_TLS = 0x1, 0x2, 0x4, 0x400
+#: Formats that hold bytes at addresses and nothing else.
+IMAGE_FORMATS = frozenset({"intel-hex", "srec", "raw"})
 KINDS = {"ET_EXEC": "executable", "ET_DYN": "shared", "ET_REL": "relocatable"}
 #: More loadable segments than any linker makes; a bound on the work a hostile file can cause.
 MAX_LOADS = 256
 #: Runs of zero bytes shorter than this are ordinary data.
 ZERO_RUN = 1024
 #: What pyelftools raises on damaged files; it does not promise only its own error.
-_DAMAGED = (
+DAMAGED = (
     ELFError,
     ConstructError,
     ValueError,
@@ -41,15 +56,16 @@ _DAMAGED = (
     RuntimeError,
 )
 _CHUNK = 1 << 20
+GRP_COMDAT = 1
+_PLACES = {0: "UNDEF", 0xFFF1: "ABS", 0xFFF2: "COMMON"}
 #: Longer names are cut: a table without terminators must not make every name the whole file.
 _NAME_LIMIT = 1024
 _NONZERO = re.compile(rb"[^\x00]")
 
 #: What a file that is no ELF probably is, by its first bytes.
 _LOOKS_LIKE = (
-    (b"!<arch>", "a static library; give one of its members or the linked firmware"),
-    (b":", "Intel HEX text; give the ELF that it was made from"),
-    (b"UF2\n", "a UF2 image; give the ELF that it was made from"),
+    (b"UF2\n", "a UF2 image; give the ELF or the Intel HEX that it was made from"),
+    (b"BC\xc0\xde", "LLVM bitcode; give the linked firmware"),
     (b"MZ", "a Windows executable; give an ELF"),
     (b"\xcf\xfa\xed\xfe", "a Mach-O file; give an ELF"),
     (b"{", "JSON; stored results go to --baseline"),
@@ -58,7 +74,11 @@ _LOOKS_LIKE = (
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """One section header; ``zeros`` counts zero bytes in long runs of writable file content."""
+    """One section header.
+
+    ``zeros`` counts zero bytes in long runs of writable file content; ``group`` is the signature
+    of its COMDAT group, ``member`` the object file of an archive that it comes from.
+    """
 
     index: int
     name: str
@@ -72,6 +92,8 @@ class Section:
     entry_size: int = 0
     info: int = 0
     zeros: int = 0
+    group: str = ""
+    member: str = ""
 
     @property
     def allocated(self) -> bool:
@@ -114,7 +136,8 @@ class Segment:
 class Symbol:
     """One symbol; ``section`` is an index, or None with ``place`` UNDEF, ABS, COMMON or OTHER.
 
-    ``thumb``: an Arm function of Thumb code, whose value has bit 0 set in the file.
+    ``file`` is the source file that the table names before a local symbol. ``thumb``: an Arm
+    function of Thumb code, whose value has bit 0 set in the file.
     """
 
     name: str
@@ -125,11 +148,27 @@ class Symbol:
     section: int | None
     place: str
     thumb: bool = False
+    file: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryRange:
+    """One line of a linker script's ``MEMORY``, as its map file repeats it."""
+
+    name: str
+    origin: int
+    length: int
+    attributes: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Elf:
-    """An ELF file as the size tools see it; ``entry`` and ``flags`` are e_entry and e_flags."""
+    """An ELF file, or another input in its terms, as the size tools see it.
+
+    ``entry`` and ``flags`` are e_entry and e_flags. ``format`` says what was read: elf, archive,
+    objects, intel-hex, srec, raw or map. ``memory`` are the linker's own regions when a
+    ``link_map`` tells them, ``notes`` what reading had to say.
+    """
 
     path: Path
     file_size: int
@@ -144,6 +183,10 @@ class Elf:
     stripped: bool
     entry: int = 0
     flags: int = 0
+    format: str = "elf"
+    memory: tuple[MemoryRange, ...] = ()
+    notes: tuple[Finding, ...] = ()
+    link_map: LinkMap | None = None
 
     @property
     def loads(self) -> tuple[Segment, ...]:
@@ -151,7 +194,11 @@ class Elf:
 
     @property
     def detail(self) -> str:
-        """Finest level that the file can be reported at: symbols, sections or segments."""
+        """Finest level of a report: symbols, sections, segments; areas of images; map parts."""
+        if self.format in IMAGE_FORMATS:
+            return "areas"
+        if self.format == "map":
+            return "parts"
         if not self.sections:
             return "segments"
         return "sections" if self.stripped else "symbols"
@@ -171,22 +218,27 @@ def read_elf(path: str | Path) -> Elf:
         raise SizeError(what, file=path, hint="give the path of a linked firmware ELF")
     try:
         with path.open("rb") as stream:
-            return _Reader(path, stream).read()
+            return _Reader(path, stream, path.stat().st_size).read()
     except OSError as error:
         raise SizeError(f"cannot be read: {error.strerror}", file=path) from error
+
+
+def read_elf_bytes(data: bytes, name: Path) -> Elf:
+    """Read an ELF that lies in memory, as a member of an archive; ``name`` is for messages."""
+    return _Reader(name, BytesIO(data), len(data)).read()
 
 
 class _Reader:
     """Parses with pyelftools' structures, after bounding each table by the file's size."""
 
-    def __init__(self, path: Path, stream: BinaryIO) -> None:
+    def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path = path
         self.stream = stream
-        self.size = path.stat().st_size
+        self.size = size
         self.check_magic()
         try:
             self.elf: Any = ELFFile(stream)
-        except _DAMAGED as error:
+        except DAMAGED as error:
             raise self.bad("ELF header", f"cannot be parsed ({type(error).__name__})") from error
         self.header: Any = self.elf.header
         self.bits: int = self.elf.elfclass
@@ -227,6 +279,8 @@ class _Reader:
         tables = tables or [s for s in sections if s.kind == "DYNSYM"]
         tls_base = next((s.address for s in segments if s.kind == "TLS"), None)
         symbols = tuple(self.symbols(tables[0], sections, tls_base)) if tables else ()
+        if kind == "relocatable":
+            sections = self.grouped(sections, symbols)
         return Elf(
             path=self.path,
             file_size=self.size,
@@ -256,71 +310,98 @@ class _Reader:
         for index in range(count):
             try:
                 yield struct_parse(layout, self.stream, offset + index * entry)
-            except _DAMAGED as error:
+            except DAMAGED as error:
                 raise self.bad(f"{field} entry {index}", f"cannot be parsed ({error})") from error
 
+    def block(self, field: str, offset: int, count: int, entry: int, right: int) -> bytes:
+        """The bytes of a whole table, after checking its entry size and that it is there."""
+        if entry != right:
+            raise self.bad(field, f"entries are {entry} bytes, not {right}")
+        end = offset + count * entry
+        if end > self.size:
+            raise self.bad(field, f"needs bytes {offset}..{end} of a {self.size} byte file")
+        return self.bytes_at(offset, end - offset)
+
+    def headers(self, field: str, count: int) -> list[SectionHeader]:
+        offset, entry = self.header["e_shoff"], self.header["e_shentsize"]
+        data = self.block(field, offset, count, entry, header_size(self.bits))
+        return list(section_headers(data, self.order, self.bits))
+
     def sections(self) -> tuple[Section, ...]:
-        offset = self.header["e_shoff"]
-        if offset == 0:
+        if self.header["e_shoff"] == 0:
             return ()
-        size, layout = self.header["e_shentsize"], self.elf.structs.Elf_Shdr
-        first = next(self.table("section header 0", offset, 1, size, layout))
-        count = self.header["e_shnum"] or first["sh_size"]  # extended numbering
-        headers = list(self.table("section header table", offset, count, size, layout))
+        (first,) = self.headers("section header 0", 1)
+        count = self.header["e_shnum"] or first.size  # extended numbering
+        headers = self.headers("section header table", count)
         names_at = self.header["e_shstrndx"]
-        names_at = first["sh_link"] if names_at in (0xFFFF, "SHN_XINDEX") else names_at
+        names_at = first.link if names_at in (0xFFFF, "SHN_XINDEX") else names_at
         for index, header in enumerate(headers):
             self.check_section(index, header)
         names = self.strings(headers, names_at)
         return tuple(self.section(i, h, names) for i, h in enumerate(headers))
 
-    def check_section(self, index: int, header: Any) -> None:
+    def check_section(self, index: int, header: SectionHeader) -> None:
         where = f"section header {index}"
-        if header["sh_type"] not in ("SHT_NOBITS", "SHT_NULL"):
-            end = header["sh_offset"] + header["sh_size"]
+        if header.kind not in ("NOBITS", "NULL"):
+            end = header.offset + header.size
             if end > self.size:
                 raise self.bad(where, f"ends at byte {end} of a {self.size} byte file")
-        if header["sh_flags"] & SHF_ALLOC and header["sh_type"] != "SHT_NULL":
-            self.check_range(where, header["sh_addr"], header["sh_size"])
+        if header.flags & SHF_ALLOC and header.kind != "NULL":
+            self.check_range(where, header.address, header.size)
 
     def check_range(self, where: str, address: int, size: int) -> None:
         if address + size > 1 << self.bits:
             raise self.bad(where, f"ends at {address + size:#x}, beyond {self.bits}-bit addresses")
 
-    def section(self, index: int, header: Any, names: bytes) -> Section:
-        kind = str(header["sh_type"]).removeprefix("SHT_")
-        flags = int(header["sh_flags"])
+    def section(self, index: int, header: SectionHeader, names: bytes) -> Section:
         wanted = SHF_ALLOC | SHF_WRITE
-        counted = kind == "PROGBITS" and flags & wanted == wanted
-        offset, size = header["sh_offset"], header["sh_size"]
+        counted = header.kind == "PROGBITS" and header.flags & wanted == wanted
+        name = _name(names, header.name)
         return Section(
             index=index,
-            name=_name(names, header["sh_name"]) or (f"section {index}" if kind != "NULL" else ""),
-            kind=kind,
-            flags=flags,
-            address=header["sh_addr"],
-            offset=offset,
-            size=size,
-            align=max(1, header["sh_addralign"]),
-            link=header["sh_link"],
-            entry_size=header["sh_entsize"],
-            info=header["sh_info"],
-            zeros=self.zero_bytes(offset, size) if counted else 0,
+            name=name or (f"section {index}" if header.kind != "NULL" else ""),
+            kind=header.kind,
+            flags=header.flags,
+            address=header.address,
+            offset=header.offset,
+            size=header.size,
+            align=max(1, header.align),
+            link=header.link,
+            entry_size=header.entry_size,
+            info=header.info,
+            zeros=self.zero_bytes(header.offset, header.size) if counted else 0,
         )
 
-    def strings(self, headers: list[Any], index: int) -> bytes:
+    def strings(self, headers: list[SectionHeader], index: int) -> bytes:
         if not isinstance(index, int) or not 0 < index < len(headers):
             return b""
-        if headers[index]["sh_type"] in ("SHT_NOBITS", "SHT_NULL"):
+        if headers[index].kind in ("NOBITS", "NULL"):
             return b""
-        return self.bytes_at(headers[index]["sh_offset"], headers[index]["sh_size"])
+        return self.bytes_at(headers[index].offset, headers[index].size)
+
+    def grouped(
+        self, sections: tuple[Section, ...], symbols: tuple[Symbol, ...]
+    ) -> tuple[Section, ...]:
+        """Mark the sections of COMDAT groups, of which a link keeps one, with their signature."""
+        marks = {
+            s.index: s.name for s in sections if s.name.startswith(".gnu.linkonce.") and s.allocated
+        }
+        for table in sections:
+            if table.kind != "GROUP" or table.size < 4:
+                continue
+            data = self.bytes_at(table.offset, table.size & ~3)
+            flags, *members = struct.unpack(f"{self.order}{len(data) // 4}I", data)
+            if not flags & GRP_COMDAT:
+                continue
+            named = table.info < len(symbols) and symbols[table.info].name
+            marks |= dict.fromkeys(members, named or table.name)
+        return tuple(replace(s, group=marks[s.index]) if s.index in marks else s for s in sections)
 
     def segments(self) -> Iterator[Segment]:
         count = self.header["e_phnum"]
         if count == 0xFFFF and self.header["e_shoff"]:  # PN_XNUM: the count is in section 0
-            size, layout = self.header["e_shentsize"], self.elf.structs.Elf_Shdr
-            first = next(self.table("section header 0", self.header["e_shoff"], 1, size, layout))
-            count = first["sh_info"]
+            (first,) = self.headers("section header 0", 1)
+            count = first.info
         if count == 0:
             return
         entry, layout, loads = self.header["e_phentsize"], self.elf.structs.Elf_Phdr, 0
@@ -359,37 +440,42 @@ class _Reader:
     def symbols(
         self, table: Section, sections: tuple[Section, ...], tls_base: int | None
     ) -> Iterator[Symbol]:
-        layout = self.elf.structs.Elf_Sym
-        count = table.size // layout.sizeof()
+        entry = symbol_size(self.bits)
         if not 0 < table.link < len(sections) or not sections[table.link].in_file:
             raise self.bad(f"section {table.name}", f"names no string table (sh_link {table.link})")
         strings = sections[table.link]
         names = self.bytes_at(strings.offset, strings.size)
         extended = self.extended_indices(table, sections)
-        where = f"section {table.name}"
-        for index, entry in enumerate(
-            self.table(where, table.offset, count, table.entry_size, layout)
-        ):
+        where, count = f"section {table.name}", table.size // entry
+        data = self.block(where, table.offset, count, table.entry_size, entry)
+        file, arm = "", self.header["e_machine"] == "EM_ARM"
+        for index, symbol in enumerate(symbol_entries(data, self.order, self.bits)):
             wide = extended[index] if index < len(extended) else 0
-            section, place = _home(entry["st_shndx"], wide, len(sections))
-            kind = str(entry["st_info"]["type"]).removeprefix("STT_")
-            address = int(entry["st_value"])
-            thumb = kind == "FUNC" and self.header["e_machine"] == "EM_ARM" and address & 1 == 1
-            address -= thumb  # the Thumb bit; data may really live at odd addresses
-            if kind == "TLS" and self.header["e_type"] != "ET_REL":
-                if tls_base is None:
-                    continue
-                address += tls_base
+            section, place = _home(symbol.section, wide, len(sections))
+            name, local = _name(names, symbol.name), symbol.binding == "LOCAL"
+            if symbol.kind == "TLS" and tls_base is None and self.header["e_type"] != "ET_REL":
+                section, place = None, "OTHER"  # an offset into a template that is not there
+            if symbol.kind == "FILE":
+                file = name
+            address = self.symbol_address(symbol, tls_base)
             yield Symbol(
-                name=_name(names, entry["st_name"]),
+                name=name,
                 address=address,
-                size=entry["st_size"],
-                kind=kind,
-                binding=str(entry["st_info"]["bind"]).removeprefix("STB_"),
+                size=symbol.size,
+                kind=symbol.kind,
+                binding=symbol.binding,
                 section=section,
                 place=place,
-                thumb=thumb,
+                thumb=arm and symbol.kind == "FUNC" and symbol.value & 1 == 1,
+                file=file if local else "",
             )
+
+    def symbol_address(self, symbol: SymbolEntry, tls_base: int | None) -> int:
+        if symbol.kind == "FUNC" and self.header["e_machine"] == "EM_ARM":
+            return symbol.value & ~1  # the Thumb bit; data may really live at odd addresses
+        if symbol.kind == "TLS" and self.header["e_type"] != "ET_REL":
+            return symbol.value + (tls_base or 0)  # an offset into the template
+        return symbol.value
 
     def extended_indices(self, table: Section, sections: tuple[Section, ...]) -> tuple[int, ...]:
         """Section numbers above 0xfeff live in a table of their own beside the symbols."""
@@ -428,10 +514,9 @@ def _name(table: bytes, offset: int) -> str:
     return text.split(b"\x00", 1)[0].decode("utf-8", "replace")
 
 
-def _home(index: int | str, wide: int, count: int) -> tuple[int | None, str]:
-    if index in ("SHN_XINDEX", 0xFFFF):  # the number did not fit 16 bits
+def _home(index: int, wide: int, count: int) -> tuple[int | None, str]:
+    if index == 0xFFFF:  # the number did not fit 16 bits
         return (wide, "") if 0 < wide < count else (None, "OTHER")
-    if isinstance(index, int):
-        return (index, "") if 0 < index < min(count, 0xFF00) else (None, "OTHER")
-    place = index.removeprefix("SHN_")
-    return None, place if place in ("UNDEF", "ABS", "COMMON") else "OTHER"
+    if 0 < index < min(count, 0xFF00):
+        return index, ""
+    return None, _PLACES.get(index, "OTHER")

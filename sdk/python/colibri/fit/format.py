@@ -12,6 +12,7 @@ from rich.text import Text
 from colibri.cli.common import bar, table
 from colibri.fit.compare import Comparison, Delta
 from colibri.fit.findings import Finding
+from colibri.fit.format_owners import owners_json, show_owners
 from colibri.fit.memory_map import Row, Usage
 from colibri.fit.stack.report import show_stack, stack_json
 from colibri.fit.symbols import OwnSymbol
@@ -45,6 +46,7 @@ def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str,
         "bits": elf.bits,
         "endian": elf.endian,
         "kind": elf.kind,
+        "format": elf.format,
         "detail": elf.detail,
         "verdict": verdict.verdict,
         "regions": [_region_json(usage) for usage in placed.usages],
@@ -55,6 +57,7 @@ def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str,
         "symbols": [_symbol_json(verdict, s) for s in verdict.symbols[:JSON_SYMBOLS]],
         "symbols_total": len(verdict.symbols),
         "unattributed": verdict.unattributed,
+        **owners_json(verdict.attribution),
         "inexact": placed.inexact,
         "findings": [_finding_json(finding) for finding in verdict.findings],
         "rule": placed.rule,
@@ -113,6 +116,9 @@ def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
         "aliases": list(symbol.aliases),
         "declared_size": symbol.declared_size,
         "clipped": symbol.clipped,
+        "object": symbol.object,
+        "library": symbol.library,
+        "source": symbol.source,
     }
 
 
@@ -142,6 +148,7 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
     else:
         _show_totals(console, verdict)
     _show_symbols(console, verdict)
+    show_owners(console, verdict.attribution)
     if verdict.stack is not None:
         show_stack(console, verdict.stack, verdict.map.stack_bytes)
     if comparison is not None:
@@ -151,15 +158,16 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
         console.print(Text(f"{finding.level:8}", style=_STYLES[finding.level]), end="")
         console.print(Text(f"{where}{_plain(finding.what)}"), soft_wrap=True)
     console.print(Text(f"Counted: {verdict.map.rule}", style="dim"), soft_wrap=True)
-    on = f" on {verdict.map.board}" if verdict.map.board else " (no board given)"
+    regions = "regions of the linker script" if verdict.elf.memory else "no board given"
+    on = f" on {verdict.map.board}" if verdict.map.board else f" ({regions})"
     line = Text(_WORDS[verdict.verdict], style=_STYLES[verdict.verdict])
     console.print(line + Text(f": {_plain(verdict.elf.path.name)}{on}"), soft_wrap=True)
 
 
 def _show_regions(console: Console, verdict: Verdict) -> None:
-    board = verdict.map.board or "no board given"
+    board = verdict.map.board or ("linker script" if verdict.elf.memory else "no board given")
     shown = table(f"{_title(verdict)} on {board}", "region", ">used", ">of", ">free", ">%", "")
-    for usage in verdict.map.usages:
+    for usage in sorted(verdict.map.usages, key=lambda u: -u.overflow):  # over-full ones first
         capacity = usage.region.capacity
         if capacity is None:
             shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", "")

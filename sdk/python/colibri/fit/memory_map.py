@@ -13,8 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from colibri.errors import SizeError
-from colibri.fit.elf import Elf
+from colibri.fit.elf import Elf, Section
 from colibri.fit.findings import Finding
+from colibri.fit.linker_regions import linker_regions
 from colibri.fit.places import Place, PlaceFinder
 from colibri.fit.placing_checks import check_places
 from colibri.fit.regions import (
@@ -40,7 +41,8 @@ COUNTING_RULE_OS = (
 )
 COUNTING_RULE_OBJECT = (
     "A relocatable object has no addresses: section sizes are added up by their flags "
-    "(text: executable, rodata: read-only, data: writable, bss: NOBITS)."
+    "(text: executable, rodata: read-only, data: writable, bss: NOBITS), COMDAT groups once. An "
+    "upper bound: a link drops what nothing needs."
 )
 _CHARGED_IN_ORDER = {"section": 0, "segment": 1, "image": 2, "stack": 3}
 
@@ -141,14 +143,18 @@ def build_map(elf: Elf, board: BoardLike | None = None, image: Path | None = Non
         regions = tuple(virtual if r.name == virtual.name else r for r in regions)
     finder = PlaceFinder(elf, image, run_only=virtual is not None)
     places = finder.all()
-    if board is None:
+    if board is None and elf.memory:
+        regions = linker_regions(elf.memory)
+    elif board is None:
         regions = derived_regions((p.address, p.address + p.size) for p in places)
     rule = COUNTING_RULE_OS.format(region=virtual.name) if virtual else COUNTING_RULE
     result = MemoryMap(elf, name, rule, section_totals(elf), [Usage(r) for r in regions])
     result.findings = finder.findings
+    result.inexact = elf.format == "map"
     _Locator(result, AddressMap(regions, virtual), model_region(board, regions)).place(places)
     _charge(result, virtual is not None)
-    result.findings += check_places(result.elf, result.places, board is not None, virtual is None)
+    bounded = board is not None or bool(elf.memory)
+    result.findings += check_places(result.elf, result.places, bounded, virtual is None)
     result.image_bytes = sum(p.size for p in places if p.kind == "image")
     result.stack_bytes = sum(p.size for p in places if p.kind == "stack")
     return result
@@ -158,15 +164,18 @@ def section_totals(elf: Elf) -> dict[str, int]:
     """Allocated section sizes grouped by flags; commons are not counted before layout."""
     totals = {"text": 0, "rodata": 0, "data": 0, "bss": 0}
     for section in elf.sections:
-        if not section.takes_memory:
-            continue
-        if not section.in_file:
-            totals["bss"] += section.size
-        elif section.executable:
-            totals["text"] += section.size
-        else:
-            totals["data" if section.writable else "rodata"] += section.size
+        if section.takes_memory:
+            totals[group_of(section)] += section.size
     return totals
+
+
+def group_of(section: Section) -> str:
+    """The group of a section in the totals, by its flags."""
+    if not section.in_file:
+        return "bss"
+    if section.executable:
+        return "text"
+    return "data" if section.writable else "rodata"
 
 
 def model_region(board: BoardLike | None, regions: Iterable[Region]) -> Region | None:

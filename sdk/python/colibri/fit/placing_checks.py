@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from colibri.fit.elf import Elf
 from colibri.fit.findings import OF_A_KIND, Finding
 from colibri.fit.places import Place
-from colibri.fit.regions import Piece
+from colibri.fit.regions import Piece, Region
 from colibri.units import format_bytes
 
 
@@ -37,6 +37,27 @@ def check_places(
         yield from reserved(places)
         yield from volatile_loads(places)
         yield from read_only_writes(elf, places)
+
+
+#: Larger than any part of the kind on a small board; a size above is taken for a slip of units.
+CLASS_LIMITS = {"tcm": 16 << 20, "sram": 256 << 20, "dram": 256 << 30}
+_OTHER_CLASS_LIMIT = 16 << 30
+
+
+def beyond_class(regions: Iterable[Region]) -> Iterator[Finding]:
+    """Regions whose size cannot be meant: percentages of them would mean nothing."""
+    for region in regions:
+        limit = CLASS_LIMITS.get(region.kind, _OTHER_CLASS_LIMIT)
+        if region.size is not None and region.size > limit:
+            yield Finding(
+                "warning",
+                "region-size",
+                f"{format_bytes(region.size)} is more than any {region.kind} has (up to "
+                f"{format_bytes(limit)}): check the unit in the board file",
+                region.name,
+                region.size,
+                limit,
+            )
 
 
 def zero_bytes(elf: Elf) -> Iterator[Finding]:

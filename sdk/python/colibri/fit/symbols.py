@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Finding
-from colibri.fit.memory_map import MemoryMap
+from colibri.fit.memory_map import MemoryMap, group_of
 from colibri.fit.places import Place
 from colibri.fit.regions import Extent
 
@@ -27,7 +27,12 @@ _BINDING = {"GLOBAL": 0, "WEAK": 1}
 
 @dataclass(slots=True)
 class OwnSymbol:
-    """A symbol with the bytes it is charged; ``aliases`` are other names of the same bytes."""
+    """A symbol with the bytes it is charged; ``aliases`` are other names of the same bytes.
+
+    ``charged`` has the bytes by region (of an object: by text, rodata, data and bss); ``file`` is
+    the source file of a local symbol as the symbol table names it; ``object``, ``library`` and
+    ``source`` are set by :func:`colibri.fit.attribution.attribution`.
+    """
 
     name: str
     address: int
@@ -38,6 +43,11 @@ class OwnSymbol:
     aliases: tuple[str, ...] = ()
     region: str | None = None
     load_region: str | None = None
+    file: str = ""
+    object: str = ""
+    library: str = ""
+    source: str = ""
+    charged: dict[str, int] = field(default_factory=dict)
 
     @property
     def clipped(self) -> bool:
@@ -48,6 +58,7 @@ class OwnSymbol:
 class SymbolTable:
     """All charged symbols, largest first, and what there is to say about them."""
 
+    charger: Charger
     rows: list[OwnSymbol] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
@@ -66,9 +77,10 @@ def hidden(symbol: Symbol, machine: str) -> bool:
 
 def attribute(placed: MemoryMap) -> SymbolTable:
     """Charge the map's regions to symbols (sets ``symbol_bytes`` of every usage)."""
-    table = SymbolTable(findings=list(_remarks(placed.elf)))
+    table = SymbolTable(Charger(placed), findings=list(_remarks(placed.elf)))
     table.rows = list(own_symbols(placed.elf))
-    _charge(placed, table.rows)
+    for row in table.rows:
+        _charge(table.charger, row)
     clipped = [row for row in table.rows if row.clipped]
     if clipped:
         lost = sum(row.declared_size - row.size for row in clipped)
@@ -100,7 +112,8 @@ def own_symbols(elf: Elf) -> Iterator[OwnSymbol]:
         end = start + elf.sections[section].size
         addresses = sorted(a for a in by_address if start <= a < end)
         for address, limit in pairwise([*addresses, end]):
-            first, *others = sorted(by_address[address], key=_preference)
+            named = by_address[address]
+            first, *others = sorted(named, key=_preference) if len(named) > 1 else named
             yield OwnSymbol(
                 name=first.name,
                 address=address,
@@ -108,6 +121,7 @@ def own_symbols(elf: Elf) -> Iterator[OwnSymbol]:
                 declared_size=first.size,
                 kind=first.kind,
                 section=section,
+                file=first.file,
                 aliases=tuple(dict.fromkeys(s.name for s in others if s.name != first.name)),
             )
 
@@ -127,24 +141,47 @@ def _preference(symbol: Symbol) -> tuple[int, int, bool, str]:
     return (-symbol.size, _BINDING.get(symbol.binding, 2), symbol.kind == "NOTYPE", symbol.name)
 
 
-def _charge(placed: MemoryMap, rows: list[OwnSymbol]) -> None:
-    places: dict[int, list[Place]] = defaultdict(list)
-    for place in placed.places:
-        if place.section is not None:
-            places[place.section].append(place)
-    usages = {usage.region.name: usage for usage in placed.usages}
-    covered = {name: Extent() for name in usages}
-    for row in rows:
-        offset = row.address - placed.elf.sections[row.section].address
-        for place in places[row.section]:
-            for piece in place.part(offset, row.size):
+class Charger:
+    """Hands out the placed bytes of sections, each address of a region once.
+
+    A relocatable object has no regions: its bytes are charged to the groups of its totals.
+    """
+
+    def __init__(self, placed: MemoryMap) -> None:
+        self.elf = placed.elf
+        self.usages = {usage.region.name: usage for usage in placed.usages}
+        self.places: dict[int, list[Place]] = defaultdict(list)
+        for place in placed.places:
+            if place.section is not None:
+                self.places[place.section].append(place)
+        self.covered: dict[str | int, Extent] = defaultdict(Extent)
+
+    def charge(
+        self, section: int, address: int, size: int
+    ) -> Iterator[tuple[str | None, str, int]]:
+        """Region, role and number of new bytes for each piece of a range of a section."""
+        if self.elf.kind == "relocatable":
+            new = self.covered[section].add(address, address + size)
+            yield group_of(self.elf.sections[section]), "both", new
+            return
+        offset = address - self.elf.sections[section].address
+        for place in self.places[section]:
+            for piece in place.part(offset, size):
                 name = piece.region.name if piece.region is not None else None
-                if place.role == "load":
-                    row.load_region = row.load_region or name
-                else:
-                    row.region = row.region or name
-                if name is not None:
-                    usages[name].symbol_bytes += covered[name].add(piece.start, piece.end)
+                new = self.covered[name].add(piece.start, piece.end) if name is not None else 0
+                yield name, place.role, new
+
+
+def _charge(charger: Charger, row: OwnSymbol) -> None:
+    for name, role, new in charger.charge(row.section, row.address, row.size):
+        if role == "load":
+            row.load_region = row.load_region or name
+        elif charger.usages:
+            row.region = row.region or name
+        if name is not None:
+            row.charged[name] = row.charged.get(name, 0) + new
+            if name in charger.usages:
+                charger.usages[name].symbol_bytes += new
 
 
 def _remarks(elf: Elf) -> Iterator[Finding]:
@@ -153,6 +190,14 @@ def _remarks(elf: Elf) -> Iterator[Finding]:
             "note",
             "detail",
             ("no section headers: reported by segment, without sections and symbols"),
+            elf.path.name,
+        )
+    elif elf.detail == "areas":
+        yield Finding(
+            "note",
+            "detail",
+            "an image has no sections and no symbols: reported by area, forbidden symbols cannot "
+            "be told",
             elf.path.name,
         )
     elif elf.detail == "sections":

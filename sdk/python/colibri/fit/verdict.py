@@ -8,14 +8,21 @@ tell.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK
-from colibri.fit.elf import Elf, Symbol, read_elf
+from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK, SizeError
+from colibri.fit.attribution import Attribution, attribution
+from colibri.fit.debug_info import read_sources
+from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Finding, summed_up
+from colibri.fit.inputs import read_input
+from colibri.fit.link_map import orphans, read_map, with_map
+from colibri.fit.linker_regions import check_linker_regions
 from colibri.fit.memory_map import MemoryMap, Usage, build_map
+from colibri.fit.placing_checks import beyond_class
 from colibri.fit.regions import BoardLike
 from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
 from colibri.fit.stack.report import stack_findings
@@ -47,6 +54,7 @@ class Verdict:
     symbols: list[OwnSymbol]
     findings: list[Finding]
     verdict: str
+    attribution: Attribution
     stack: StackReport | None = None
 
     @property
@@ -66,42 +74,70 @@ class Verdict:
 
 
 def judge(
-    path: str | Path,
+    path: str | Path | Sequence[str | Path],
     board: BoardLike | None = None,
     image: Path | None = None,
     stack: StackOptions | None = None,
+    *,
+    link_map: Path | None = None,
+    base: int | None = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> Verdict:
-    """Read, place and judge one ELF.
+    """Read, place and judge one firmware.
 
     Parameters
     ----------
-    path : str or Path
-        The ELF file.
+    path : path or sequence of path
+        An ELF, a map file, a raw binary; or objects and archives, or HEX files, that belong
+        together (:func:`colibri.fit.inputs.read_input`).
     board : BoardLike, optional
-        A board with regions and budgets; without one there is a size but no verdict.
+        A board with regions and budgets; without one there is a size but no verdict, unless a map
+        tells the linker's regions.
     image : Path, optional
         A model image that is flashed beside the firmware.
     stack : StackOptions, optional
-        Bound the stack too.
+        Bound the stack too; of a linked ELF only.
+    link_map : Path, optional
+        The map file that was written with the ELF.
+    base : int, optional
+        Address of a raw binary.
+    groups : mapping, optional
+        Patterns by name of a group (:class:`colibri.fit.attribution.Grouping`).
 
     Raises
     ------
     SizeError
-        The file is not an ELF that can be judged.
+        An input that cannot be judged.
     """
-    elf = read_elf(path)
+    elf = read_input([path] if isinstance(path, (str, Path)) else path, base)
+    if link_map is not None:
+        elf = with_map(elf, read_map(link_map))
+    if stack is not None and elf.format != "elf":
+        raise SizeError(
+            f"is no ELF ({elf.format}): there is no code to bound a stack of",
+            file=elf.path,
+            field="--stack",
+            hint="give the linked ELF",
+        )
     placed = build_map(elf, board, image)
     table = attribute(placed)
-    findings = [*placed.findings, *table.findings, *forbidden(elf, board)]
+    owners = attribution(placed, table, read_sources(elf), groups)
+    findings = [*elf.notes, *placed.findings, *table.findings, *owners.findings]
+    findings += [*orphans(elf.link_map)] if elf.link_map is not None else []
+    findings += forbidden(elf, board)
     if board is not None:
-        findings += [*board_remarks(elf, board), *region_findings(placed, board)]
+        regions = [usage.region for usage in placed.usages]
+        findings += board_remarks(elf, board)
+        findings += beyond_class(regions)
+        findings += check_linker_regions(elf.memory, regions, board.id)
         findings += budget_findings(placed, board)
+    findings += region_findings(placed, board.budgets if board is not None else None)
     report = analyse(elf, stack) if stack is not None else None
     if report is not None:
         budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
         findings += stack_findings(report, placed.stack_bytes, budget)
     word = decide(elf, board, findings)
-    return Verdict(placed, table.rows, summed_up(findings), word, report)
+    return Verdict(placed, table.rows, summed_up(findings), word, owners, report)
 
 
 def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
@@ -113,7 +149,7 @@ def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
         return "unknown"  # its addresses are not final
     if codes:
         return "over"
-    return "unknown" if board is None or _untold(findings) else "fits"
+    return "unknown" if (board is None and not elf.memory) or _untold(findings) else "fits"
 
 
 def _untold(findings: list[Finding]) -> bool:
@@ -170,7 +206,7 @@ def board_remarks(elf: Elf, board: BoardLike) -> Iterator[Finding]:
         yield Finding("warning", "board", text, board.id)
     target = str(getattr(board.firmware, "target", ""))
     machine = next((m for prefix, m in _MACHINES.items() if target.startswith(prefix)), None)
-    if machine is not None and machine != elf.machine:
+    if machine is not None and elf.machine and machine != elf.machine:
         yield Finding(
             "warning",
             "machine",
@@ -196,11 +232,12 @@ def board_remarks(elf: Elf, board: BoardLike) -> Iterator[Finding]:
         )
 
 
-def region_findings(placed: MemoryMap, board: BoardLike) -> Iterator[Finding]:
-    """Overflow and budget of each region."""
+def region_findings(placed: MemoryMap, budgets: Any) -> Iterator[Finding]:
+    """Overflow and budget of each region that has a size."""
     for usage in placed.usages:
         region, capacity = usage.region, usage.region.capacity
-        assert capacity is not None
+        if capacity is None:
+            continue
         if usage.overflow:
             last = max(usage.rows, key=lambda row: row.address + row.bytes)
             yield Finding(
@@ -214,7 +251,7 @@ def region_findings(placed: MemoryMap, board: BoardLike) -> Iterator[Finding]:
                 usage.used,
                 capacity,
             )
-        budget = board.budgets.regions.get(region.name) if board.budgets else None
+        budget = budgets.regions.get(region.name) if budgets else None
         if budget is not None:
             yield from _region_budget(usage, capacity, budget.warn, budget.limit)
 

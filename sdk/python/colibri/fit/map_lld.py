@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Map files of LLVM's lld (``-Map``): columns of addresses, then nesting by indentation.
+
+Output sections stand at column 0 of the last field, input sections at 8, symbols at 16. lld does
+not repeat the script's ``MEMORY``, and the address beside an assignment is not its value.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from colibri.fit.link_map import FILL, LinkMap, MapPart, MapSection, object_and_library
+
+_LINE = re.compile(r" *([0-9a-f]+) +([0-9a-f]+) +([0-9a-f]+) +(\d+) (.*)")
+_ASSIGNMENT = re.compile(r"\S+ (=|\+=|-=) .*|(PROVIDE|HIDDEN|PROVIDE_HIDDEN|ASSERT) ?\(.*")
+_LIMIT = 8192
+
+
+def parse_lld(path: Path, text: str) -> LinkMap:
+    """All that a map of lld says; lines that are not understood are passed over."""
+    result = LinkMap(path, "lld")
+    section: MapSection | None = None
+    for line in text.splitlines()[1:]:
+        found = _LINE.fullmatch(line[:_LIMIT].rstrip())
+        if found is None:
+            continue
+        address, load, size = (int(found[i], 16) for i in (1, 2, 3))
+        what = found[5]
+        depth = len(what) - len(what.lstrip(" "))
+        what = what.strip()
+        if depth >= 16:
+            if not what.startswith("$"):
+                result.symbols.append((what, address))
+        elif depth >= 8:
+            if section is not None:
+                section.parts.append(_part(what, address, size))
+        elif not _ASSIGNMENT.fullmatch(what):
+            section = MapSection(what, address, size, load, scripted=True)
+            result.sections.append(section)
+    return result
+
+
+def _part(what: str, address: int, size: int) -> MapPart:
+    file, mark, name = what.removesuffix(")").rpartition(":(")
+    if not mark or not what.endswith(")"):  # `. = ALIGN(16)`, `LONG(1)`
+        name = FILL if what.startswith(".") else "(data of the linker script)"
+        return MapPart(name, address, size, "", "")
+    origin, library = object_and_library(file)
+    return MapPart(name, address, size, "" if origin == "<internal>" else origin, library)
