@@ -289,7 +289,7 @@ def test_json_of_trace(colibri: Run, q4: Path, tmp_path: Path) -> None:
     assert code == 0
     assert list(found) == ["schema", "kind", "trace", "image", "text", "tokens", "window", "layers",
                            "experts", "top_k", "uses", "record_bytes", "routing",
-                           "heat"]  # fmt: skip
+                           "balance_router", "heat"]  # fmt: skip
     assert (found["schema"], found["kind"], found["tokens"]) == (1, "counted", 3)
     assert found["uses"] == sum(map(sum, found["heat"]["layers"])) == 3 * 6 * 2
     assert found["image"] == json.loads(colibri("inspect", q4, "--json")[1])["id"]

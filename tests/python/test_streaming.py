@@ -26,6 +26,7 @@ from colibri import (
     plan,
 )
 from colibri.boards import load_board
+from colibri.convert import convert
 from colibri.engine import POLICIES
 from colibri.errors import PackError
 from colibri.experts.pins import pins_of_image, pins_of_trace
@@ -493,6 +494,19 @@ def test_pins_of_a_trace(
     shared = plan(demo, "raspberry-pi-zero-2w", 64, streamed=True, expert_slots=8, pins=pins)
     assert shared.experts is not None
     assert shared.experts["pinned"] == 4
+
+
+def test_a_trace_is_of_weights_not_of_a_layout(
+    demo: Image, trace_file: Path, tmp_path: Path
+) -> None:
+    """The same model in another layout, and with its records in another order, takes its pins."""
+    moved = tmp_path / "hybrid.colibri"
+    convert(demo.name, moved, Placement.of("hybrid"))
+    ordered = tmp_path / "pinned.colibri"
+    pack(Path(__file__).parents[2] / "models" / "demo-moe", ordered, quant="q4", pin=trace_file)
+    for other in (Image(moved), Image(ordered)):
+        assert image_id(other) == image_id(demo)
+        assert pins_of_trace(other, trace_file) == pins_of_trace(demo, trace_file)
 
 
 def test_a_trace_of_another_image_is_refused(

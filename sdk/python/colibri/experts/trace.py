@@ -29,7 +29,6 @@ from colibri.image import Image
 
 WINDOW = 512  # tokens that the model sees at a time
 _BATCH = 64
-_ID_AT = 32  # of the image's header: 16 bytes that name its content
 _KEPT = [_core.EVENTS[name] for name in ("step", "route")]
 
 
@@ -135,8 +134,19 @@ def heat_of(choices: NDArray[np.uint16], experts: int) -> list[list[int]]:
 
 
 def image_id(image: Image) -> str:
-    """What names the content of an image (docs/spec.md, section 1)."""
-    return image.read(_ID_AT, 16).hex()
+    """What names a model's weights and settings, wherever they lie: layouts do not change it.
+
+    The first 16 bytes, in hex, of SHA-256 over the settings, then the type, size and checksum of
+    every tensor outside of expert records, then those of the records in the order of their table.
+    """
+    dense = [
+        (t.layer, t.role, t.type, t.order, t.group, t.rows, t.columns, t.crc32)
+        for t in image.tensors
+        if not t.is_expert
+    ]
+    records = [(record.bytes, record.crc32) for record in image.experts]
+    content = repr((sorted(image.config.items()), sorted(dense), records))
+    return hashlib.sha256(content.encode()).hexdigest()[:32]
 
 
 def record(
