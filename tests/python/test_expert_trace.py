@@ -17,7 +17,7 @@ import variants
 from colibri import Engine, Image, _core, cli
 from colibri.errors import EngineError, TraceError
 from colibri.experts.study import POLICIES, SHARINGS
-from colibri.experts.trace import ExpertTrace, Text, record
+from colibri.experts.trace import ExpertTrace, Text, image_id, record
 from colibri.experts.trace_file import read_trace, write_trace
 from colibri.pack import pack
 
@@ -292,7 +292,7 @@ def test_json_of_trace(colibri: Run, q4: Path, tmp_path: Path) -> None:
                            "balance_router", "heat"]  # fmt: skip
     assert (found["schema"], found["kind"], found["tokens"]) == (1, "counted", 3)
     assert found["uses"] == sum(map(sum, found["heat"]["layers"])) == 3 * 6 * 2
-    assert found["image"] == json.loads(colibri("inspect", q4, "--json")[1])["id"]
+    assert found["image"] == image_id(Image(q4))
 
 
 def test_trace_shows_who_is_hot(colibri: Run, q4: Path, tmp_path: Path) -> None:
