@@ -16,7 +16,7 @@ from colibri import Engine, Image, ImageError
 from colibri.boards import load_board
 from colibri.planner import plan
 from layouts import companion, copied, four_shards, packed, placement
-from needs import REQUIRE_ALL, have
+from needs import have
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ def test_experts_stream_out_of_companions(tmp_path: Path, family: str, quant: st
         files = {record.file for record in Image(path).experts}
         assert len(files) > 1 if layout == "sharded" else files == {1}
         fewest = min(one.config["top_k"], one.config["experts"] - one.config["identities"])
-        ways = ["", "cached"] + ["direct"] * (REQUIRE_ALL or have(f"direct:{path}"))
+        ways = ["", "cached"] + ["direct"] * have(f"direct:{path}")
         for map, ahead, slots in product((True, False), ways, (fewest, 0)):
             image = Image(path, map=map)
             if ahead:

@@ -164,6 +164,15 @@ def check_memory(memory: object) -> None:
         raise PlanError("memory has no regions", hint="give one or more, or leave it out")
 
 
+def check_pages(pages: str, streamed: bool) -> None:
+    """PlanError for huge pages of a file that is not mapped."""
+    if streamed and pages == "huge":
+        raise PlanError(
+            "pages are 'huge' and experts are streamed",
+            hint="leave pages out: only a mapped file is copied into huge pages",
+        )
+
+
 def check_pins(image: Image, pins: Sequence[tuple[int, int]], weights: str) -> None:
     """PlanError for pins that are not experts of the image, or that nothing is read for."""
     if pins and not weights.startswith("streamed"):

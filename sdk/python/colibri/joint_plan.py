@@ -20,7 +20,7 @@ from colibri import _core
 from colibri.arena import MemoryRegion
 from colibri.board_memory import BoardMemory, board_memory
 from colibri.boards import Board, load_board
-from colibri.engine import make_limits
+from colibri.engine import check_pages, make_limits
 from colibri.errors import DoesNotFitError, PlanError
 from colibri.experts.pins import pins_of_image
 from colibri.image import Image
@@ -165,6 +165,7 @@ def plan_together(
     target = board if isinstance(board, Board) else load_board(board)
     if not opened:
         raise PlanError("there are no images to plan", hint="give at least one")
+    check_pages(pages, streamed)
     if streamed and target.os != "linux":
         raise PlanError(
             f"board {target.id} has no system whose files experts of several images could be read "

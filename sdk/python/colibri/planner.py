@@ -18,7 +18,7 @@ from typing import Any
 from colibri import _core
 from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, PREFETCH, make_limits, policy_name
+from colibri.engine import KV_TYPES, PREFETCH, check_pages, make_limits, policy_name
 from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.experts.pins import Pin, pinned
 from colibri.image import Image
@@ -184,6 +184,7 @@ def plan(
     """
     opened = image if isinstance(image, Image) else Image(image)
     target = board if isinstance(board, Board) else load_board(board)
+    check_pages(pages, streamed)
     weights = streamed_weights(target, opened) if streamed else "mapped"
     limits = make_limits(
         context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,

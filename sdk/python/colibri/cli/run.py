@@ -88,10 +88,11 @@ def run(
     as_json: JsonOption = False,
 ) -> None:
     """Run an image on this machine and print what it says."""
-    from colibri.engine import Engine
+    from colibri.engine import Engine, check_pages
     from colibri.image import Image
 
     streamed = wants_streaming(memory, expert_slots, policy, prefetch, direct, pin)
+    check_pages(pages, streamed)
     opened = Image(image, map=not streamed, pages=pages)
     request = build_request(
         opened,
@@ -108,6 +109,7 @@ def run(
         opened.verify()
     if streamed:
         opened.read_ahead(direct=direct)
+    pins = pins_for(opened, pin) if streamed else []
     engine = Engine(
         opened,
         context,
@@ -119,7 +121,7 @@ def run(
         memory=memory_bytes(memory),
         expert_slots=expert_slots,
         policy=policy,
-        pins=pins_for(opened, pin) if streamed else (),
+        pins=pins,
         prefetch=wants_prefetch(prefetch),
         balance=balance_router,
         prefer_cached=prefer_cached,
@@ -132,6 +134,8 @@ def run(
         note(_summary(done, engine, workers), style="dim")
         if streamed:
             note(_experts_summary(engine), style="dim")
+        if pins and not engine.experts.pinned:
+            note("nothing is pinned: a token needs all slots; more --expert-slots leave room")
         if engine.routing:
             note(engine.routing["note"], style="dim")
         if pages == "huge":
