@@ -246,6 +246,11 @@ static void refused(void)
     EXPECT(colibri_plan_beside(&plan, many, left, &count, &error) == COLIBRI_ERR_ARGUMENT);
     EXPECT(error.where == 2 && error.have == count && error.need == COLIBRI_MAX_REGIONS && count > error.need);
     EXPECT(colibri_plan_beside(NULL, many, left, &count, &error) == COLIBRI_ERR_ARGUMENT);
+    colibri_region one = {.size = UINT64_MAX / 2};
+    plan_in(&models[0], &one, 1, &plan);
+    one.size = plan.used[0] - 1; /* another region than the plan's */
+    EXPECT(colibri_plan_beside(&plan, &one, left, &count, &error) == COLIBRI_ERR_ARGUMENT);
+    EXPECT(error.where == 2 && error.have == one.size && error.need == plan.used[0]);
 }
 
 int main(int argc, char **argv)

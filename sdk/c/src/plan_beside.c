@@ -39,6 +39,8 @@ colibri_status colibri_plan_beside(const colibri_plan_result *plan, const colibr
         colibri_region parts[2];
         uint64_t kept = kept_in(plan, r), used = plan->used[r];
         uint32_t n = 0;
+        if (used > regions[r].size) /* not the regions of this plan */
+            return colibri_fail(error, COLIBRI_ERR_ARGUMENT, 2, regions[r].size, used);
         if (regions[r].use == COLIBRI_REGION_WORK) /* lent, all of it, to every image */
             parts[n++] = regions[r];
         else {

@@ -111,7 +111,8 @@ colibri_status colibri_plan(const colibri_image *image, const colibri_limits *li
  * infer at the same time; nothing else binds them. May be repeated with the plan made in `left`, for a third image.
  * regions: those of plan. left: COLIBRI_MAX_REGIONS entries. All images have the same profile.
  * Plan the image first whose calls use most: all that the others' calls use can then be shared.
- * Errors: ARGUMENT, with where 2 when the parts are too many: have = how many, need = COLIBRI_MAX_REGIONS. */
+ * Errors: ARGUMENT, with where 2 when the parts are too many: have = how many, need = COLIBRI_MAX_REGIONS; or when a
+ * region is smaller than what the plan has in it: have = its size, need = that. */
 colibri_status colibri_plan_beside(const colibri_plan_result *plan, const colibri_region *regions,
                                    colibri_region *left, uint32_t *left_count, colibri_error *error);
 
