@@ -40,6 +40,7 @@ LIMITS = (
 )
 #: Those that only streamed experts have a use for.
 _OF_STREAMING = tuple(map(LIMITS.index, ("expert_slots", "prefetch", "prefer_cached")))
+_IN_THOUSANDTHS = LIMITS.index("prefer_cached")
 _CONFIG = fields(Settings)
 _REPACK = "pack the model again"
 _LAYOUT_OFFSET = 12
@@ -72,7 +73,7 @@ def tensor_place(where: int) -> str:
 def _limit(s: RuntimeStatus) -> str:
     if not 0 < s.where < len(LIMITS):
         return "the limits ask for more memory than a 64-bit number can say"
-    have = s.have / 1000 if LIMITS[s.where] == "prefer_cached" else s.have
+    have = s.have / 1000 if s.where == _IN_THOUSANDTHS else s.have
     return f"limit '{LIMITS[s.where]}' is {have}"
 
 
@@ -81,7 +82,7 @@ def _limit_hint(s: RuntimeStatus) -> str | None:
         if s.where in _OF_STREAMING:
             return "leave it out, or stream experts (weights='streamed', --expert-slots)"
         return "leave it out: the model has no experts, or this build no such router"
-    need = s.need // 1000 if LIMITS[s.where] == "prefer_cached" else s.need
+    need = s.need // 1000 if s.where == _IN_THOUSANDTHS else s.need
     return f"at most {need}" if s.need < s.have else f"at least {need}"
 
 
