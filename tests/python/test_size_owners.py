@@ -23,8 +23,8 @@ from needs import need
 from size_support import CODE, FLASH, board, codes, firmware, said, used
 
 UNITS: list[Unit] = [
-    ("src/main.c", "/work/app", FLASH, 0x300),
-    ("../lib/util.c", "/work/app", FLASH + 0x300, 0x80),
+    ("src/main.c", "/project/app", FLASH, 0x300),
+    ("../lib/util.c", "/project/app", FLASH + 0x300, 0x80),
 ]
 
 
@@ -62,14 +62,14 @@ def test_b43_b53_sources_of_every_version(
     add_dwarf(elf, UNITS, version)
     verdict = judged(tmp_path, elf)
     assert by_name(verdict.attribution.sources) == {
-        "/work/app/src/main.c": {"FLASH": 0x300},
-        "/work/lib/util.c": {"FLASH": 0x80},
+        "/project/app/src/main.c": {"FLASH": 0x300},
+        "/project/lib/util.c": {"FLASH": 0x80},
         "(source not known)": {"FLASH": 0x100, "SRAM": 0x300},
         "(unattributed)": {"FLASH": 0x80},
     }
     folders = by_name(verdict.attribution.directories)
-    assert folders["/work/app/src"] == {"FLASH": 0x300}
-    assert folders["/work/lib"] == {"FLASH": 0x80}
+    assert folders["/project/app/src"] == {"FLASH": 0x300}
+    assert folders["/project/lib"] == {"FLASH": 0x80}
     assert "debug-info" not in codes(verdict)
 
 
@@ -103,7 +103,7 @@ def test_ranges_are_relative_to_their_base(tmp_path: Path, bits: int) -> None:
 
 def test_b53_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:
     """One unit claims a range that wraps; the other keeps its own."""
-    elf = with_dwarf([("bad.c", "/work", FLASH, FLASH - 4), UNITS[1]])
+    elf = with_dwarf([("bad.c", "/project", FLASH, FLASH - 4), UNITS[1]])
     abbrev = next(s for s in elf.sections if s.name == ".debug_abbrev")
     abbrev.data = ABBREV.replace(bytes([0x12, 0x06]), bytes([0x12, 0x01]))  # high_pc an address
     info = next(s for s in elf.sections if s.name == ".debug_info")
@@ -112,7 +112,7 @@ def test_b53_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:
     )
     verdict = judged(tmp_path, elf)
     assert "1 ranges end before they begin" in said(verdict, "debug-info")
-    assert by_name(verdict.attribution.sources)["/work/lib/util.c"] == {"FLASH": 0x80}
+    assert by_name(verdict.attribution.sources)["/project/lib/util.c"] == {"FLASH": 0x80}
     assert verdict.verdict == "fits"
 
 
@@ -146,7 +146,7 @@ def test_units_before_a_damaged_one_keep_their_sources(tmp_path: Path) -> None:
     info.data = info.data[: second + 4] + b"\x01" + info.data[second + 5 :]  # version 1
     verdict = judged(tmp_path, elf)
     assert "from a unit on" in said(verdict, "debug-info")
-    assert by_name(verdict.attribution.sources)["/work/app/src/main.c"] == {"FLASH": 0x300}
+    assert by_name(verdict.attribution.sources)["/project/app/src/main.c"] == {"FLASH": 0x300}
 
 
 def test_local_symbols_name_their_file(tmp_path: Path) -> None:
@@ -174,9 +174,9 @@ def test_data_of_a_local_symbol_gets_the_path_that_its_name_has(tmp_path: Path) 
     elf.load([text, const])
     elf.symbol("main.c", 0, 0, ew.FILE, section=ew.ABS, bind=ew.LOCAL)
     elf.symbol("key", FLASH + 0x80, 0x20, OBJECT, section=const, bind=ew.LOCAL)
-    add_dwarf(elf, [("src/main.c", "/work", FLASH, 0x80)])
+    add_dwarf(elf, [("src/main.c", "/project", FLASH, 0x80)])
     verdict = judged(tmp_path, elf)
-    assert next(s.source for s in verdict.symbols if s.name == "key") == "/work/src/main.c"
+    assert next(s.source for s in verdict.symbols if s.name == "key") == "/project/src/main.c"
 
 
 def test_sources_split_a_range() -> None:
@@ -276,7 +276,7 @@ def test_groups(tmp_path: Path, groups: dict[str, list[str]], expected: dict[str
 
 
 def test_groups_by_source(tmp_path: Path) -> None:
-    verdict = judged(tmp_path, with_dwarf(UNITS), groups={"app": ["source:/work/app/*"]})
+    verdict = judged(tmp_path, with_dwarf(UNITS), groups={"app": ["source:/project/app/*"]})
     groups = by_name(verdict.attribution.groups)
     assert groups["app"] == {"FLASH": 0x300}
     assert groups["(unattributed)"] == {"FLASH": 0x80}

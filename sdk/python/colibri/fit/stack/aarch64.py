@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import re
 
-from colibri.fit.stack.disassembler import Text, capstone, number, operands
+from colibri.fit.stack.disassembler import InstructionText, Text, capstone, number
 from colibri.fit.stack.program import Program
 from colibri.fit.stack.steps import SP, Effect, Flow, Step, kill
 
@@ -72,23 +72,12 @@ def _full(register: str) -> str:
     return "x" + register[1:] if register[0] == "w" else register
 
 
-class _Reader:
+class _Reader(InstructionText):
     """One instruction's text."""
 
     def __init__(self, program: Program, address: int, size: int, name: str, text: str) -> None:
-        self.program, self.address, self.size = program, address, size
-        self.name, self.text = name, text
-        self.parts = operands(text)
-
-    def make(
-        self,
-        flow: Flow = Flow.NEXT,
-        target: int | str | None = None,
-        effects: tuple[Effect, ...] = (),
-        **more: object,
-    ) -> Step:
-        text = f"{self.name} {self.text}".strip()
-        return Step(self.size, flow, target, effects=effects, text=text, **more)  # type: ignore[arg-type]
+        super().__init__(address, size, name, text)
+        self.program = program
 
     def step(self) -> Step:
         name = self.name

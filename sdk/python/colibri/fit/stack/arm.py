@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from colibri.fit.stack.disassembler import Text, capstone, number, operands
+from colibri.fit.stack.disassembler import InstructionText, Text, capstone, number, operands
 from colibri.fit.stack.program import Program
 from colibri.fit.stack.steps import SP, Effect, Flow, Step, forget, kill, move_sp
 
@@ -173,27 +173,16 @@ def _loop(address: int, first: int, second: int) -> Step:
     return Step(4, Flow.JUMP, (address + 4 + distance) | 1, True, lost, text="wls")
 
 
-class _Reader:
+class _Reader(InstructionText):
     """One instruction's text."""
 
     def __init__(
         self, program: Program, address: int, size: int, thumb: int, name: str, text: str
     ) -> None:
-        self.program, self.address, self.size, self.thumb = program, address, size, thumb
-        self.name, self.text = name, text
-        self.parts = operands(text)
+        super().__init__(address, size, name, text)
+        self.program, self.thumb = program, thumb
         self.pc = address + (4 if thumb else 8)
         self.entries = _MOST_ENTRIES
-
-    def make(
-        self,
-        flow: Flow = Flow.NEXT,
-        target: int | str | None = None,
-        effects: tuple[Effect, ...] = (),
-        **more: object,
-    ) -> Step:
-        text = f"{self.name} {self.text}".strip()
-        return Step(self.size, flow, target, effects=effects, text=text, **more)  # type: ignore[arg-type]
 
     def step(self) -> Step:
         name, parts = self.name, self.parts

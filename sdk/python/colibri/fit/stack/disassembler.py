@@ -9,6 +9,7 @@ from typing import Any
 
 from colibri.errors import SizeError
 from colibri.fit.stack.program import Program
+from colibri.fit.stack.steps import Effect, Flow, Step
 
 #: Instructions that are disassembled at a time.
 RUN = 64
@@ -149,3 +150,25 @@ def operands(text: str) -> list[str]:
             start = index + 1
     rest = text[start:].strip()
     return [*parts, rest] if rest else parts
+
+
+class InstructionText:
+    """One instruction as Capstone writes it: what the readers of all CPUs start from."""
+
+    def __init__(self, address: int, size: int, name: str, text: str) -> None:
+        self.address, self.size, self.name, self.text = address, size, name, text
+        self.parts = operands(text)
+
+    def make(
+        self,
+        flow: Flow = Flow.NEXT,
+        target: int | str | None = None,
+        effects: tuple[Effect, ...] = (),
+        *,
+        maybe: bool = False,
+        targets: tuple[int, ...] = (),
+        literal: tuple[int, int] | None = None,
+    ) -> Step:
+        """The step that it is."""
+        text = f"{self.name} {self.text}".strip()
+        return Step(self.size, flow, target, maybe, effects, targets, literal, text=text)

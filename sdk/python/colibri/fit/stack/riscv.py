@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from colibri.fit.stack.disassembler import Text, capstone, number, operands
+from colibri.fit.stack.disassembler import InstructionText, Text, capstone, number
 from colibri.fit.stack.program import Program
 from colibri.fit.stack.steps import SP, Effect, Flow, Step, kill, move_sp
 
@@ -155,22 +155,12 @@ def _has_zcmp(program: Program) -> bool:
         return b"zcmp" in stream.read(section.size)
 
 
-class _Reader:
+class _Reader(InstructionText):
     """One instruction's text."""
 
     def __init__(self, address: int, size: int, name: str, text: str, bits: int) -> None:
-        self.address, self.size, self.name, self.text = address, size, name, text
-        self.parts, self.bits = operands(text), bits
-
-    def make(
-        self,
-        flow: Flow = Flow.NEXT,
-        target: int | str | None = None,
-        effects: tuple[Effect, ...] = (),
-        maybe: bool = False,
-    ) -> Step:
-        text = f"{self.name} {self.text}".strip()
-        return Step(self.size, flow, target, maybe, effects, text=text)
+        super().__init__(address, size, name, text)
+        self.bits = bits
 
     def step(self) -> Step:
         name, parts = self.name, self.parts
