@@ -26,6 +26,7 @@ from colibri.boards import (
 from colibri.boards.schema import board_schema, schema_text
 from colibri.cli.common import VERBATIM, JsonOption, command, console, emit_json, note, table
 from colibri.errors import EXIT_BAD_INPUT, BoardError, Problem
+from colibri.text_files import write_text
 from colibri.units import format_bytes
 
 app = command("List, show and check board files.")
@@ -93,20 +94,11 @@ def schema_command(
 ) -> None:
     """Print the JSON Schema of board files."""
     if output is not None:
-        _write(output, schema_text())
+        write_text(output, schema_text(), BoardError)
     if as_json:
         emit_json({"json_schema": board_schema()})
     elif output is None:
         typer.echo(schema_text(), nl=False)
-
-
-def _write(path: Path, text: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise BoardError(f"cannot be written: {error.strerror}", file=path) from error
 
 
 def _print_check(file: Path, problems: list[Problem], warnings: Iterable[str]) -> None:

@@ -214,14 +214,15 @@ class View:
 
     def write(self, file: Path) -> None:
         """The plot; TraceError when it cannot be written."""
+        from colibri.errors import TraceError
         from colibri.experts.plot import page, svg
-        from colibri.experts.trace_file import write_text
+        from colibri.text_files import write_text
 
         picture = svg(self.outcomes, self.study.trace.experts, self._title())
         if file.suffix == ".html":
             said = [*map(self.recommendation, self.counts), *self.notes()]
             picture = page(picture, self._title(), said, *self.table())
-        write_text(file, picture)
+        write_text(file, picture, TraceError)
 
     def table(self) -> tuple[list[str], list[list[str]]]:
         """Head and rows as text, for a page."""

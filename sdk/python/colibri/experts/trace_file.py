@@ -3,9 +3,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import re
 from pathlib import Path
 from typing import Any, Literal
@@ -15,6 +13,7 @@ from numpy.typing import NDArray
 
 from colibri.errors import TraceError
 from colibri.experts.trace import ExpertTrace, Text, heat_of
+from colibri.text_files import write_text
 
 SCHEMA = 1
 KIND = "expert-trace"
@@ -47,20 +46,7 @@ def write_trace(trace: ExpertTrace, file: Path) -> None:
     lines = ",\n".join(json.dumps(token, separators=(",", ":")) for token in trace.choices.tolist())
     fields = "".join(f"{json.dumps(name)}: {json.dumps(value, separators=(',', ':'))},\n"
                      for name, value in head.items())  # fmt: skip
-    write_text(file, f'{{\n{fields}"choices": [\n{lines}\n]\n}}\n')
-
-
-def write_text(file: Path, text: str) -> None:
-    """A whole file or none."""
-    temporary = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(file)
-    except OSError as error:
-        raise TraceError(f"cannot be written: {error.strerror}", file=file) from error
-    finally:
-        with contextlib.suppress(OSError):  # what could not be made cannot be removed either
-            temporary.unlink()
+    write_text(file, f'{{\n{fields}"choices": [\n{lines}\n]\n}}\n', TraceError)
 
 
 def read_trace(file: Path) -> ExpertTrace:
