@@ -25,7 +25,7 @@ from colibri.fit.memory_map import MemoryMap, build_map
 from colibri.fit.placing_checks import beyond_class
 from colibri.fit.regions import BoardLike
 from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
-from colibri.fit.stack.report import stack_findings
+from colibri.fit.stack.report import stack_figure, stack_findings
 from colibri.fit.symbols import OwnSymbol, attribute
 
 _FORBIDDEN = {
@@ -137,6 +137,7 @@ def judge(
     if report is not None:
         budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
         findings += stack_findings(report, placed.stack_bytes, budget)
+        figures.append(stack_figure(report, placed.stack_bytes, budget))
     word = decide(elf, board, findings)
     return Verdict(placed, table.rows, summed_up(findings), word, owners, report, figures)
 
