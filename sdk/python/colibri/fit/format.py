@@ -123,7 +123,7 @@ def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "level": finding.level,
         "code": finding.code,
         "what": finding.what,
@@ -131,6 +131,13 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "value": finding.value,
         "limit": finding.limit,
     }
+    if finding.chain is not None:
+        fields |= {
+            "chain": list(finding.chain.names),
+            "chain_source": finding.chain.source,
+            "chain_complete": finding.chain.complete,
+        }
+    return fields
 
 
 def _delta_json(delta: Delta) -> dict[str, Any]:
