@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 #: Findings of one kind beyond this many are summed up in one line.
 OF_A_KIND = 20
+#: Names of a chain in JSON.
+MOST_NAMES = 100
 #: The code of an error that says that a rule could not be held against the input.
 UNTOLD = "symbols-unknown"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
@@ -25,6 +27,14 @@ class Chain:
     names: tuple[str, ...]
     source: str
     complete: bool
+
+    @property
+    def bounded(self) -> list[str]:
+        """The names, of which a chain that no person wrote keeps both ends."""
+        names, half = list(self.names), MOST_NAMES // 2
+        if len(names) <= MOST_NAMES:
+            return names
+        return [*names[:half], f"({len(names) - MOST_NAMES + 1:,} more)", *names[1 - half :]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -133,7 +133,7 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
     }
     if finding.chain is not None:
         fields |= {
-            "chain": list(finding.chain.names),
+            "chain": finding.chain.bounded,
             "chain_source": finding.chain.source,
             "chain_complete": finding.chain.complete,
         }

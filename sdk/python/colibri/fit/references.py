@@ -24,8 +24,6 @@ Node = Hashable
 ENTRY_NAMES = frozenset(
     {"main", "_start", "_mainCRTStartup", "Reset_Handler", "reset_handler", "ResetISR"}
 )
-#: Names of a chain that are kept; more stand in no program that a person wrote.
-MOST_NAMES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +116,7 @@ class References:
                 continue
             labels, complete = source.graph.chain(node)
             if complete or (labels and best is None):
-                best = Chain(tuple(_bounded([symbol.name, *labels])), source.name, complete)
+                best = Chain((symbol.name, *labels), source.name, complete)
             if complete:
                 return best
         return best
@@ -157,10 +155,3 @@ class References:
             yield from elf_sources(self.elf)
         if self.elf.link_map is not None:
             yield map_source(self.elf, self.elf.link_map)
-
-
-def _bounded(names: list[str]) -> list[str]:
-    if len(names) <= MOST_NAMES:
-        return names
-    half = MOST_NAMES // 2
-    return [*names[:half], f"({len(names) - MOST_NAMES + 1:,} more)", *names[1 - half :]]

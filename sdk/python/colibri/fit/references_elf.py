@@ -235,7 +235,8 @@ def _of_words(places: Places) -> Graph:
     """Pointers to functions and objects in data, and in objects that lie among the code."""
     graph, elf = Graph(), places.elf
     pointers = {pointer: start for start, pointer in places.functions() if pointer}
-    pointers |= {at: at for at in places.starts if at >= SMALL and at not in pointers}
+    functions = set(pointers.values())
+    pointers |= {at: at for at in places.starts if at >= SMALL and at not in functions}
     thumb = {pointer for pointer, start in pointers.items() if pointer != start}
     wanted = sorted(p for p in pointers if p >= SMALL or p in thumb)
     word = elf.bits // 8
