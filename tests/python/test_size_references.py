@@ -198,7 +198,7 @@ class Thumb:
 
     def __init__(self, *names: str) -> None:
         self.at = {name: FLASH + 0x100 + STEP * i for i, name in enumerate(names)}
-        self.code = {name: RETURN for name in names}
+        self.code = dict.fromkeys(names, RETURN)
         self.elf = ElfWriter(machine=ew.ARM)
 
     def call(self, user: str, *targets: str) -> None:

@@ -68,6 +68,7 @@ def nearest(pattern: str, names: Iterable[str]) -> list[str]:
     by_text = {plain_name(name) or name: name for name in sorted(names)}
     inside = [by_text[text] for text in by_text if word and word.lower() in text.lower()]
     near = [text for text in by_text if abs(len(text) - len(word)) <= len(word)]
+    near.sort(key=lambda text: text[:2] != word[:2])  # of very many only the likeliest are compared
     found = [by_text[text] for text in get_close_matches(word, near[:_MOST_NAMES], cutoff=0.6)]
     return list(dict.fromkeys([*sorted(inside, key=len)[:2], *found]))[:3]
 

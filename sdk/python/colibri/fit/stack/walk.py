@@ -24,6 +24,7 @@ IMMEDIATE = 0xFFFF
 MOST_RISES = 24
 
 
+_UPPER_HALF = ("adrp", "lui", "auipc")
 _NOTHING = ("movs r0, r0", "mov r8, r8", "mov r0, r0")
 
 
@@ -383,7 +384,9 @@ class _Walk:
                 )
 
     def note_constants(self, step: Step, after: Registers) -> None:
-        """Small immediate numbers are no addresses: loads of literals and sums may be."""
+        """Small immediate numbers are no addresses, nor is the upper half of one alone."""
+        if step.text.startswith(_UPPER_HALF):
+            return
         for effect in step.effects:
             value = after.get(effect.register)
             if value is None or value.on_stack:
