@@ -41,11 +41,11 @@ _GROUP = "group:"
 COMPILER_HELPERS = (
     "__aeabi_mem*", "__aeabi_f[!2]*", "__aeabi_f2[iul]*", "__aeabi_cf*", "__aeabi_i2f",
     "__aeabi_ui2f", "__aeabi_l2f", "__aeabi_ul2f", "__aeabi_idiv*", "__aeabi_uidiv*",
-    "__aeabi_lmul", "__aeabi_llsl", "__aeabi_llsr", "__aeabi_lasr", "__aeabi_lcmp", "__aeabi_ulcmp", "__aeabi_uread*",
-    "__aeabi_uwrite*", "__gnu_thumb1_case_*", "__mul[sd]i3", "__divsi3", "__udivsi3", "__modsi3",
-    "__umodsi3", "__ash[lr]di3", "__lshrdi3", "__cmpdi2", "__ucmpdi2", "__c[lt]z[sd]i2",
-    "__popcount[sd]i2", "__bswap[sd]i2", "__*sf[23]", "__fix*sf[sd]i", "__float*sf",
-    "__riscv_save_*", "__riscv_restore_*",
+    "__aeabi_lmul", "__aeabi_llsl", "__aeabi_llsr", "__aeabi_lasr", "__aeabi_lcmp",
+    "__aeabi_ulcmp", "__aeabi_uread*", "__aeabi_uwrite*", "__gnu_thumb1_case_*", "__mul[sd]i3",
+    "__divsi3", "__udivsi3", "__modsi3", "__umodsi3", "__ash[lr]di3", "__lshrdi3", "__cmpdi2",
+    "__ucmpdi2", "__c[lt]z[sd]i2", "__popcount[sd]i2", "__bswap[sd]i2", "__*sf[23]",
+    "__fix*sf[sd]i", "__float*sf", "__riscv_save_*", "__riscv_restore_*",
 )  # fmt: skip
 
 

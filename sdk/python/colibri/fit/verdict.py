@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict: regions, budgets and forbidden symbols of a placed ELF.
+"""The verdict: regions, budgets and symbols of a placed ELF.
 
 Last step of the ELF trail. Exit codes: 0 fits (or nothing was asked), 1 does not fit, 2 could not
 tell.
