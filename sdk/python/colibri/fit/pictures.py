@@ -24,16 +24,16 @@ from colibri.fit.attribution import (
 from colibri.fit.compare import Comparison, Delta
 from colibri.fit.elf import IMAGE_FORMATS, Elf
 from colibri.fit.memory_map import Row, Usage, group_of
-from colibri.fit.regions import BoardLike
 from colibri.fit.stack.analysis import StackReport
 from colibri.fit.verdict import Verdict
 from colibri.report.bars import Bar, Piece
-from colibri.report.page import Section, Table
+from colibri.report.page import Cell, Section, Table, VerdictRow
 from colibri.report.palette import RoleName
 from colibri.report.treemap import Grower, Node
 
 _ROLES: dict[str, RoleName] = {"text": "code", "rodata": "constants", "data": "data", "bss": "bss"}
 _KINDS: dict[str, RoleName] = {"segment": "unattributed", "image": "weights", "stack": "stack"}
+_PLACES = {"both": "run and load", "run": "run", "load": "load", "loose": "beside the ELF"}
 _SUMMARIES = {
     "fits": "Everything has a place and keeps its budget.",
     "over": "Something has no place, or more than its budget: see the findings.",
@@ -52,35 +52,33 @@ _Path = tuple[tuple[str, str], ...]
 # -- bars -----------------------------------------------------------------------------------------
 
 
-def region_bar(verdict: Verdict, usage: Usage, board: BoardLike | None = None) -> Bar:
-    """One region; with its budgets when `board` has some."""
+def region_bar(verdict: Verdict, usage: Usage) -> Bar:
+    """One region, with its budgets."""
     region = usage.region
     pieces = [_piece(verdict.elf, row) for row in usage.rows if row.bytes]
     pieces += [
         Piece(part.reason or "reserved", "reserved", part.size, region.base + part.offset)
         for part in region.reserved
     ]
-    budget = board.budgets.regions.get(region.name) if board is not None else None
-    marks = {
-        name: mark.of(region.capacity or 0)
-        for name in ("warn", "limit")
-        if (mark := getattr(budget, name, None)) is not None
-    }
+    name = f"region.{region.name}"
+    figure = next((figure for figure in verdict.figures if figure.name == name), None)
+    warn, limit = (figure.warn, figure.limit) if figure is not None else (None, None)
     note = f"{usage.padding:,} B of padding between stored bytes, not counted" * bool(usage.padding)
     return Bar(
         region.name,
         region.base,
         region.size,
         tuple(pieces),
-        **marks,
+        warn=None if warn is None else int(warn),
+        limit=None if limit is None else int(limit),
         note=note,
         beyond=usage.overflow,
     )
 
 
-def bars(verdict: Verdict, board: BoardLike | None = None) -> list[Bar]:
+def bars(verdict: Verdict) -> list[Bar]:
     """A bar for each region, in the board's order; none for an object, which has no addresses."""
-    return [region_bar(verdict, usage, board) for usage in verdict.map.usages]
+    return [region_bar(verdict, usage) for usage in verdict.map.usages]
 
 
 def _piece(elf: Elf, row: Row) -> Piece:
@@ -189,9 +187,7 @@ class _Forest:
             return ((NO_SOURCE, "folder"), (part.section, "section"))
         return ((part.section, "section"),)
 
-    def _add_sections(
-        self, grower: Grower, base: _Path, region: str, rows: Sequence[Row]
-    ) -> int:
+    def _add_sections(self, grower: Grower, base: _Path, region: str, rows: Sequence[Row]) -> int:
         """What symbols leave of each section; then nothing is left of the region."""
         left: dict[tuple[str, str, RoleName], int] = {}
         for row in rows:
@@ -213,9 +209,7 @@ class _Forest:
 # -- a section of a page --------------------------------------------------------------------------
 
 
-def size_section(
-    verdict: Verdict, comparison: Comparison | None = None, board: BoardLike | None = None
-) -> Section:
+def size_section(verdict: Verdict, comparison: Comparison | None = None) -> Section:
     """All that `colibri size` knows of a firmware."""
     from colibri.fit.format import as_json
 
@@ -225,13 +219,24 @@ def size_section(
         status=verdict.verdict,
         summary=_SUMMARIES[verdict.verdict],
         facts=tuple(_facts(verdict)),
-        bars=bars(verdict, board),
+        bars=bars(verdict),
         trees=trees(verdict),
         tables=tuple(_tables(verdict, comparison)),
         findings=verdict.findings,
         rule=verdict.map.rule,
         data=as_json(verdict, comparison),
     )
+
+
+def size_rows(verdict: Verdict) -> list[VerdictRow]:
+    """Every figure that is held to a mark."""
+    board = verdict.map.board or "-"
+    return [
+        VerdictRow(board, "size", f.what, f.value, f.limit if f.limit is not None else f.warn,
+                   f.status, f.unit, f.kind)
+        for f in verdict.figures
+        if f.limit is not None or f.warn is not None
+    ]  # fmt: skip
 
 
 def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
@@ -258,11 +263,8 @@ def _tables(verdict: Verdict, comparison: Comparison | None) -> Iterator[Table]:
     rows = [(u.region.name, row) for u in usages for row in u.rows if row.bytes]
     rows += [("outside", row) for row in verdict.map.outside]
     rows.sort(key=lambda pair: -pair[1].bytes)
-    yield Table("Where it goes", ("region", "what", "kind", "counted", ">bytes"), [
-        (name, row.name, row.kind, {"both": "run and load", "loose": "image"}.get(row.role, row.role),
-         row.bytes)
-        for name, row in rows
-    ])  # fmt: skip
+    placed = [(name, row.name, row.kind, _PLACES[row.role], row.bytes) for name, row in rows]
+    yield Table("Where it goes", ("region", "what", "kind", "place", ">bytes"), placed)
     yield Table("Symbols", ("symbol", "region", "section", "object", "source", ">bytes"), [
         (s.name, " + ".join(r for r in (s.region, s.load_region) if r),
          elf.sections[s.section].name, f"{s.library}({s.object})" if s.library else s.object,
@@ -278,7 +280,7 @@ def _tables(verdict: Verdict, comparison: Comparison | None) -> Iterator[Table]:
 def _owners(title: str, word: str, shares: Sequence[Share]) -> Table:
     regions = list(dict.fromkeys(region for share in shares for region in share.bytes))
     columns = (word, *(f">{region}" for region in regions), ">all")
-    rows = [
+    rows: list[tuple[Cell, ...]] = [
         (
             f"{share.library}({share.name})" if share.library else share.name,
             *(share.bytes.get(region, 0) for region in regions),

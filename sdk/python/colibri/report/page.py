@@ -36,7 +36,11 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class VerdictRow:
-    """One line of a verdict over boards and steps; ``status`` is fits, over, warning, unknown..."""
+    """One figure and what it is held to.
+
+    ``status`` is ok, warning, over, unknown, or another word; ``kind`` is what the value is:
+    counted, planned, predicted or declared.
+    """
 
     board: str
     step: str
@@ -44,6 +48,8 @@ class VerdictRow:
     value: Cell
     limit: Cell
     status: str
+    unit: str = ""
+    kind: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +112,6 @@ class Page:
     facts: Sequence[tuple[str, str]] = ()
 
     @classmethod
-    def of(cls, section: Section, *more: Section) -> Page:
+    def of(cls, section: Section, *more: Section, rows: Sequence[VerdictRow] = ()) -> Page:
         """A page of one result, with what belongs to it."""
-        return cls(section.title, section.status, (section, *more), section.summary)
+        return cls(section.title, section.status, (section, *more), section.summary, rows)

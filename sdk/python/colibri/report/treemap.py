@@ -51,7 +51,7 @@ class Node:
 
 
 class Grower:
-    """Adds leaves to a tree at paths of (name, kind) from its root; inner nodes come by themselves."""
+    """Adds leaves to a tree, each at a path of (name, kind) from the root; paths are made."""
 
     def __init__(self, root: Node) -> None:
         self.root = root
