@@ -8,14 +8,15 @@ emulated CPU, is counted; speeds are predicted.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from colibri.boards import Board
 from colibri.fit.findings import Finding
-from colibri.plan_pictures import plan_bars
+from colibri.plan_pictures import plan_bars, role_of
 from colibri.planner import Plan
 from colibri.report.bars import Bar, Piece
 from colibri.report.page import Cell, Section, Table
-from colibri_emulator.report import EmulationReport, Prediction, Range
+from colibri_emulator.report import EmulationReport, Prediction, Range, RegionUse
 
 _SUMMARIES = {
     "fits": "It ran in the board's memory.",
@@ -33,25 +34,35 @@ def stack_bar(report: EmulationReport) -> Bar | None:
     return Bar("stack", None, counted.stack_bytes, pieces, note="painted stack, read back")
 
 
-def bars(report: EmulationReport) -> list[Bar]:
+def bars(report: EmulationReport, plan: Plan) -> list[Bar]:
     """The regions as the engine left them, and the stack."""
     stack = stack_bar(report)
-    regions = [use.bar() for use in report.regions] if report.fits else []
+    used = [use for use in report.regions if report.fits and (use.used or use.high_water)]
+    regions = [use.bar(_engine_pieces(plan, use)) for use in used]
     return [*regions, *([stack] if stack is not None else [])]
+
+
+def _engine_pieces(plan: Plan, use: RegionUse) -> tuple[Piece, ...]:
+    """Which buffers the engine took; none where it did not take what was planned."""
+    fixed = {(row.region, row.name, row.offset) for row in plan.memory.rows}
+    own = [b for b in plan.region(use.name).buffers if (use.name, b.name, b.offset) not in fixed]
+    if sum(buffer.bytes for buffer in own) != use.high_water:
+        return ()
+    return tuple(Piece(buffer.name, role_of(buffer), buffer.bytes) for buffer in own)
 
 
 def emulation_section(report: EmulationReport, plan: Plan, board: Board) -> Section:
     """All that `colibri emulate` knows: what was planned, then what came of it."""
     status = "fault" if report.fault else "fits" if report.fits else "over"
     return Section(
-        title=f"{report.image} on {report.board}, {report.machine}",
+        title=f"{Path(report.image).name} on {report.board}, {report.machine}",
         status=status,
         summary=_SUMMARIES[status],
         facts=tuple(_facts(report)),
-        bars=[*plan_bars(plan, board), *bars(report)],
+        bars=[*plan_bars(plan, board), *bars(report, plan)],
         tables=tuple(_tables(report)),
         findings=[*_findings(report)],
-        rule="High water and stack are counted, by reading memory back. Speeds are predicted from "
+        rule="high water and stack are counted, by reading memory back. Speeds are predicted from "
         "the figures listed; nothing here was measured on a board.",
         data=report.to_json(),
     )

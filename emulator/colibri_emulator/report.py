@@ -107,12 +107,12 @@ class RegionUse(_Model):
     high_water: int  # counted: what the engine took
     written: int | None = None  # counted: end of the last byte that changed, by reading back
 
-    def bar(self) -> Bar:
-        """What the engine took; where that is not the plan, the plan is a mark."""
+    def bar(self, buffers: tuple[Piece, ...] = ()) -> Bar:
+        """What the engine took, in `buffers`; where that is not the plan, the plan is a mark."""
         note = f"planned {self.used:,} B"
         if self.written is not None:
             note += f"; written up to byte {self.written:,} (counted)"
-        pieces = (Piece("engine, high water", "work", self.high_water),)
+        pieces = buffers or (Piece("engine, high water", "work", self.high_water),)
         limit = self.used if self.used != self.high_water else None
         return Bar(f"{self.name}, the engine's", None, self.size, pieces, limit=limit, note=note)
 
@@ -227,7 +227,8 @@ class EmulationReport(_Model):
             yield f"{use.name} at work", f"{busy}, {hidden}  (predicted)"
 
     def _memory(self) -> Table:
-        rows = table("Memory", "region", ">size", ">planned", ">high water", ">written", "")
+        columns = ("region", ">size", ">planned", ">high water", ">written", "")
+        rows = table("Memory", *columns, caption="B: the engine's buffers, high water")
         for use in self.regions:
             rows.add_row(
                 use.name,

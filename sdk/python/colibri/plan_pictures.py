@@ -15,7 +15,7 @@ from colibri.fit.regions import Extent
 from colibri.joint_plan import ImageBuffer, JointPlan, JointRegion
 from colibri.planner import Buffer, Plan, PlanRegion
 from colibri.report.bars import Bar, Piece
-from colibri.report.page import Section, Table
+from colibri.report.page import Address, Section, Table
 from colibri.report.palette import RoleName
 
 #: Rows that are not work space of the engine, by the names that the planners give them.
@@ -51,11 +51,12 @@ def plan_bars(made: Plan, board: Board | None = None) -> list[Bar]:
     bars = []
     for region in made.regions:
         pieces = [*_pieces(region, _base(board, region.name))]
-        beyond = 0
+        beyond, note = 0, ""
         if lack is not None and lack.region == region.name:  # its buffers have no place
             pieces.append(Piece("engine, without a place", "work", lack.need))
             beyond = lack.need - lack.have
-        bars.append(_bar(region, pieces, board, beyond))
+            note = "of the engine no buffer has a place: all its bytes here are shown as one piece"
+        bars.append(_bar(region, pieces, board, beyond, note))
     return bars
 
 
@@ -75,11 +76,15 @@ def joint_bars(made: JointPlan, board: Board | None = None) -> list[Bar]:
 
 
 def _bar(
-    region: PlanRegion | JointRegion, pieces: Sequence[Piece], board: Board | None, beyond: int
+    region: PlanRegion | JointRegion,
+    pieces: Sequence[Piece],
+    board: Board | None,
+    beyond: int,
+    note: str = "",
 ) -> Bar:
     kept = tuple(piece for piece in pieces if piece.bytes)
     base = _base(board, region.name)
-    return Bar(region.name, base, region.size, kept, kind="planned", beyond=beyond)
+    return Bar(region.name, base, region.size, kept, note=note, kind="planned", beyond=beyond)
 
 
 def _pieces(region: PlanRegion, base: int | None) -> Iterator[Piece]:
@@ -111,7 +116,9 @@ def plan_section(made: Plan | JointPlan, board: Board | str, images: Sequence[st
         bars=bars_of(made, target),
         tables=tuple(_tables(made)),
         findings=[*_findings(made)],
-        rule="Sizes of the engine's buffers are planned, to the byte; the engine takes just that.",
+        rule="the engine's buffers are planned, to the byte: the engine takes just that. What is "
+        "beside them is what the plan was made with: the image's bytes are counted, what firmware "
+        "and system take is declared.",
         data=made.to_json(),
     )
 
@@ -141,7 +148,7 @@ def _tables(made: Plan | JointPlan) -> Iterator[Table]:
         yield Table("Images", ("image", ">own", ">shared", ">engine"), rows)
     columns = ("region", ">offset", ">bytes", "image", "buffer", "why")
     yield Table("Memory map", columns, [
-        (region.name, row.offset, row.bytes,
+        (region.name, Address(row.offset), row.bytes,
          f"{row.image}, shared" * row.shared or row.image if isinstance(row, ImageBuffer) else "",
          row.name, row.why)
         for region in made.regions

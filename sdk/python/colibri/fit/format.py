@@ -14,7 +14,7 @@ from colibri.fit.compare import Comparison, Delta
 from colibri.fit.findings import Finding
 from colibri.fit.format_owners import owners_json, show_owners
 from colibri.fit.memory_map import Row, Usage
-from colibri.fit.pictures import region_bar
+from colibri.fit.pictures import bars
 from colibri.fit.stack.report import show_stack, stack_json
 from colibri.fit.symbols import OwnSymbol
 from colibri.fit.verdict import Verdict
@@ -169,10 +169,9 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
 def _show_regions(console: Console, verdict: Verdict) -> None:
     board = verdict.map.board or ("linker script" if verdict.elf.memory else "no board given")
     shown = table(f"{_title(verdict)} on {board}", "region", ">used", ">of", ">free", ">%", "")
-    bars = []
-    for usage in sorted(verdict.map.usages, key=lambda u: -u.overflow):  # over-full ones first
-        bars.append(region_bar(verdict, usage))
-        bar = terminal_bar(bars[-1])
+    pairs = list(zip(verdict.map.usages, bars(verdict), strict=True))
+    for usage, drawn in sorted(pairs, key=lambda pair: -pair[0].overflow):  # over-full ones first
+        bar = terminal_bar(drawn)
         capacity = usage.region.capacity
         if capacity is None:
             shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", bar)
@@ -196,7 +195,7 @@ def _show_regions(console: Console, verdict: Verdict) -> None:
             "-",
             f"at {row.address:#x}",
         )
-    console.print(shown, legend(bars), sep="\n")
+    console.print(shown, legend(drawn for _, drawn in pairs), sep="\n")
 
 
 def _show_rows(console: Console, verdict: Verdict) -> None:

@@ -21,8 +21,9 @@ from colibri.fit.attribution import (
     Owned,
     Share,
 )
+from colibri.fit.budgets import Figure
 from colibri.fit.compare import Comparison, Delta
-from colibri.fit.elf import IMAGE_FORMATS, Elf
+from colibri.fit.elf import IMAGE_FORMATS
 from colibri.fit.memory_map import Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
 from colibri.fit.verdict import Verdict
@@ -52,47 +53,64 @@ _Path = tuple[tuple[str, str], ...]
 # -- bars -----------------------------------------------------------------------------------------
 
 
-def region_bar(verdict: Verdict, usage: Usage) -> Bar:
-    """One region, with its budgets."""
+def bars(verdict: Verdict) -> list[Bar]:
+    """A bar for each region, in the board's order; none for an object, which has no addresses."""
+    roles = _Roles(verdict)
+    figures = {figure.name: figure for figure in verdict.figures}
+    return [
+        _bar(usage, roles, figures.get(f"region.{usage.region.name}"))
+        for usage in verdict.map.usages
+    ]
+
+
+def _bar(usage: Usage, roles: _Roles, figure: Figure | None) -> Bar:
     region = usage.region
-    pieces = [_piece(verdict.elf, row) for row in usage.rows if row.bytes]
+    pieces = [_piece(row, roles) for row in usage.rows if row.bytes]
     pieces += [
         Piece(part.reason or "reserved", "reserved", part.size, region.base + part.offset)
         for part in region.reserved
     ]
-    name = f"region.{region.name}"
-    figure = next((figure for figure in verdict.figures if figure.name == name), None)
-    warn, limit = (figure.warn, figure.limit) if figure is not None else (None, None)
-    note = f"{usage.padding:,} B of padding between stored bytes, not counted" * bool(usage.padding)
+    marks = (figure.warn, figure.limit) if figure is not None else (None, None)
+    warn, limit = (None if mark is None else int(mark) for mark in marks)
     return Bar(
         region.name,
         region.base,
         region.size,
         tuple(pieces),
-        warn=None if warn is None else int(warn),
-        limit=None if limit is None else int(limit),
-        note=note,
+        warn,
+        limit,
+        f"{usage.padding:,} B of padding between stored bytes, not counted" * bool(usage.padding),
         beyond=usage.overflow,
     )
 
 
-def bars(verdict: Verdict) -> list[Bar]:
-    """A bar for each region, in the board's order; none for an object, which has no addresses."""
-    return [region_bar(verdict, usage) for usage in verdict.map.usages]
-
-
-def _piece(elf: Elf, row: Row) -> Piece:
+def _piece(row: Row, roles: _Roles) -> Piece:
     name = f"{row.name} (load image)" if row.role == "load" else row.name
-    loose = row.role == "loose"
-    return Piece(name, _role(elf, row), row.bytes, None if loose else row.address)
+    start = None if row.role == "loose" else row.address
+    return Piece(name, roles.row(row), row.bytes, start)
 
 
-def _role(elf: Elf, row: Row) -> RoleName:
-    if row.section is None or row.kind != "section":
-        return _KINDS.get(row.kind, "unattributed")
-    if elf.format in IMAGE_FORMATS:
-        return "unattributed"  # bytes at addresses: nothing tells what they are for
-    return _ROLES[group_of(elf.sections[row.section])]
+class _Roles:
+    """What bytes are for: of a section by its flags; the reserved stack by its address."""
+
+    def __init__(self, verdict: Verdict) -> None:
+        self.elf = verdict.elf
+        self.stacks = [p for p in verdict.map.places if p.kind == "stack"]
+
+    def row(self, row: Row) -> RoleName:
+        if row.section is None or row.kind != "section":
+            return _KINDS.get(row.kind, "unattributed")
+        return self.section(row.section)
+
+    def section(self, index: int) -> RoleName:
+        if self.elf.format in IMAGE_FORMATS:
+            return "unattributed"  # bytes at addresses: nothing tells what they are for
+        section = self.elf.sections[index]
+        for stack in self.stacks:  # whatever section it lies in
+            inside = section.address + section.size <= stack.address + stack.size
+            if inside and stack.address <= section.address:
+                return "stack"
+        return _ROLES[group_of(section)]
 
 
 # -- trees ----------------------------------------------------------------------------------------
@@ -115,12 +133,13 @@ class _Forest:
     def __init__(self, verdict: Verdict) -> None:
         self.elf = verdict.elf
         self.verdict = verdict
+        self.roles = _Roles(verdict)
         owners = verdict.attribution
         self.by = "object" if owners.objects else "source" if owners.sources else "section"
         self.sections: dict[str, RoleName] = {}
         for section in self.elf.sections:
             if section.takes_memory:
-                self.sections.setdefault(section.name, _ROLES[group_of(section)])
+                self.sections.setdefault(section.name, self.roles.section(section.index))
         self.owned: dict[str, list[tuple[Owned, int]]] = {}
         for part in owners.owned:
             for name, size in part.charged.items():
@@ -137,7 +156,7 @@ class _Forest:
         for row in usage.rows:
             if row.kind in ("image", "stack"):
                 above = () if row.kind == "image" else base
-                grower.add(above, row.name, row.kind, _role(self.elf, row), row.bytes)
+                grower.add(above, row.name, row.kind, self.roles.row(row), row.bytes)
         rest = [row for row in usage.rows if row.kind not in ("image", "stack")]
         left = self._add_owned(grower, base, usage.region.name, sum(row.bytes for row in rest))
         if self.by == "section":
@@ -158,7 +177,7 @@ class _Forest:
         root = Node("outside every region", "region")
         grower = Grower(root)
         for row in self.verdict.map.outside:
-            grower.add((), row.name, row.kind, _role(self.elf, row), row.bytes)
+            grower.add((), row.name, row.kind, self.roles.row(row), row.bytes)
         return root
 
     def _add_owned(self, grower: Grower, base: _Path, region: str, size: int) -> int:
@@ -167,7 +186,8 @@ class _Forest:
             role = self.sections.get(part.section, "unattributed")
             size -= taken
             if part.object == FILL_NAME and not part.symbol:
-                grower.add(base, FILL_NAME, "fill", "padding", taken)
+                role = "stack" if role == "stack" else "padding"
+                grower.add(base, f"{FILL_NAME} {part.section}", "fill", role, taken)
             elif part.symbol:
                 grower.add((*base, *self._path(part)), part.symbol, "symbol", role, taken)
             else:
@@ -191,7 +211,7 @@ class _Forest:
         """What symbols leave of each section; then nothing is left of the region."""
         left: dict[tuple[str, str, RoleName], int] = {}
         for row in rows:
-            key = (row.name, row.kind, _role(self.elf, row))
+            key = (row.name, row.kind, self.roles.row(row))
             left[key] = left.get(key, 0) + row.bytes
         taken: dict[str, int] = {}
         for part, size in self.owned.get(region, ()):

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from colibri.errors import ColibriError
 from colibri.report.bars import STRIP_CELLS, Bar, strip
-from colibri.report.page import WORDS, Cell, Page, Section, Table, VerdictRow
+from colibri.report.page import WORDS, Address, Cell, Page, Section, Table, VerdictRow
 from colibri.report.palette import ROLES, text_on
 from colibri.report.treemap import Node, figure, shortened
 from colibri.text_files import write_text
@@ -110,7 +110,14 @@ def _pictures(trees: Sequence[Node]) -> list[_Picture]:
     """Treemaps of the fullest regions; one leaf is no picture."""
     drawn = [tree for tree in trees if len(tree.children) > 1 or _branches(tree)]
     drawn = sorted(drawn, key=lambda tree: -tree.bytes)[:MOST_TREES]
-    return [_Picture(tree.name, embedded(json.loads(figure(tree).to_json()))) for tree in drawn]
+    return [_Picture(_caption(tree), embedded(figure(tree).to_plotly_json())) for tree in drawn]
+
+
+def _caption(tree: Node) -> str:
+    shown = next((node for node in tree.walk() if node.start), None)
+    if shown is None:
+        return f"{tree.name}: {tree.bytes:,} B"
+    return f"{tree.name}: {shown.name}, {shown.bytes:,} B of {tree.bytes:,} B"
 
 
 def _branches(tree: Node) -> bool:
@@ -169,10 +176,12 @@ def _cell(value: Cell) -> str:
     match value:
         case None:
             return "n/a"
+        case Address():
+            return f"{value:#x}"
         case int():
             return f"{value:,}"
         case float():
-            return f"{value:,.6g}"
+            return f"{value:,.0f}" if value == int(value) or value >= 1000 else f"{value:.4g}"
     return _clean(value)
 
 

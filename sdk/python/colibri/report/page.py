@@ -14,6 +14,11 @@ from colibri.fit.findings import Finding
 from colibri.report.bars import Bar
 from colibri.report.treemap import Node
 
+
+class Address(int):
+    """A number that is shown as an address."""
+
+
 Cell = str | int | float | None
 
 #: What a verdict is called; other words are shown as they are.
@@ -32,6 +37,13 @@ class Table:
     columns: tuple[str, ...]
     rows: Sequence[Sequence[Cell]]
     note: str = ""
+
+    def without_empty(self, most: int) -> Table:
+        """The first `most` rows, without the columns in which all of them say nothing."""
+        first = self.rows[:most]
+        kept = [i for i in range(len(self.columns)) if any(row[i] != "" for row in first)]
+        columns = tuple(self.columns[i] for i in kept)
+        return Table(self.title, columns, [[row[i] for i in kept] for row in first], self.note)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ _MOST_CHILDREN = (60, 30, 15, 8, 4, 2)
 #: Characters of a name in a picture, and in what appears on hovering.
 LABEL, HOVER, _LINE = 48, 240, 80
 #: Neutral colours of the levels above the leaves, the outermost first; good on black and white.
-_LEVELS = ("#3d434d", "#4c535f", "#5d6572", "#6f7786")
+_LEVELS = ("#343a44", "#434a56", "#525a67", "#5f6774")
 
 
 @dataclass(slots=True)
