@@ -126,10 +126,10 @@ def _branches(tree: Node) -> bool:
 
 def embedded(value: Any) -> str:
     """JSON that may stand in a script element: nothing in it can end the element."""
-    text = json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-    for character in "<>&\u2028\u2029":
+    text = json.dumps(value, separators=(",", ":"), allow_nan=False)  # ASCII
+    for character in "<>&":
         text = text.replace(character, f"\\u{ord(character):04x}")
-    return text.encode("utf-8", "replace").decode()
+    return text
 
 
 def _scripts(page: Page) -> list[str]:

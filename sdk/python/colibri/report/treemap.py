@@ -83,36 +83,46 @@ class Grower:
 
 def folded(root: Node, most: int = MOST_NODES) -> Node:
     """A copy of at most about `most` nodes: the sums stay, what is small becomes one node."""
+    sizes: dict[int, int] = {}
+    _measure(root, sizes)
     for children in _MOST_CHILDREN:
-        smaller = _fold(root, children)
+        smaller = _fold(root, children, sizes)
         if sum(1 for _ in smaller.walk()) <= most:
             break
     return smaller
 
 
-def _fold(node: Node, most: int) -> Node:
-    ordered = sorted(((child.bytes, child) for child in node.children), key=lambda pair: -pair[0])
-    kept = [_fold(child, most) for size, child in ordered[:most] if size]
-    rest = [(size, child) for size, child in ordered[most:] if size]
-    if len(rest) == 1:
-        kept.append(_fold(rest[0][1], most))
-    elif rest:
+def _measure(node: Node, sizes: dict[int, int]) -> int:
+    """Bytes of every node, each counted once."""
+    size = sum(_measure(child, sizes) for child in node.children) if node.children else node.own
+    sizes[id(node)] = size
+    return size
+
+
+def _fold(node: Node, most: int, sizes: dict[int, int]) -> Node:
+    ordered = sorted(node.children, key=lambda child: -sizes[id(child)])
+    ordered = [child for child in ordered if sizes[id(child)]]
+    if len(ordered) == most + 1:  # one more is drawn as itself
+        most += 1
+    kept = [_fold(child, most, sizes) for child in ordered[:most]]
+    rest = ordered[most:]
+    if rest:
         kept.append(_together(rest))
     return Node(node.name, node.kind, node.role, node.own, kept, node.start)
 
 
-def _together(rest: list[tuple[int, Node]]) -> Node:
+def _together(rest: list[Node]) -> Node:
     """One leaf for many nodes, in the colour that most of their bytes have."""
-    kinds = {child.kind for _, child in rest}
+    kinds = {child.kind for child in rest}
     kind = kinds.pop() if len(kinds) == 1 else "part"
     plural = {"library": "libraries"}.get(kind, f"{kind}s")
     sums: dict[RoleName, int] = {}
-    for _, child in rest:
+    for child in rest:
         for node in child.walk():
             if node.role is not None and not node.children:
                 sums[node.role] = sums.get(node.role, 0) + node.own
     role = max(sums, key=lambda role: sums[role])
-    return Node(f"{len(rest):,} more {plural}", "rest", role, sum(size for size, _ in rest))
+    return Node(f"{len(rest):,} more {plural}", "rest", role, sum(sums.values()))
 
 
 def figure(root: Node) -> Any:
