@@ -46,6 +46,7 @@ HOSTILE = (
     "größe_\u4f60\u597d\u202e",
     "std::vector<std::pair<int, " * 60 + ">" * 60,
     "]]>--><!--",
+    "</script ><!--<script a",
     "%{value} $x$",
 )
 used_roles = st.sampled_from([role for role in ROLES if role not in COMPUTED])
