@@ -156,6 +156,10 @@ class Budgets(_Table):
     first_token_s: NumberBudget | None = _field("predicted: seconds to the first token, at most")
     deadline_s: NumberBudget | None = _field("predicted: seconds to the last token, at most")
 
+    def marks(self, name: str) -> tuple[float | None, float | None]:
+        """`warn` and `limit` of a budget in bytes, tokens a second or seconds."""
+        return _pair(getattr(self, name))
+
     def problems(self, capacities: dict[str, int]) -> Iterator[tuple[str, str]]:
         """(where, message) of each `warn` that comes after its `limit`."""
         for table, budgets in (("regions", self.regions), ("spans", self.spans)):
@@ -167,10 +171,10 @@ class Budgets(_Table):
         for name, sizes in self.groups.items():
             yield from _order(f"groups.{name}", sizes.warn, sizes.limit)
         for name in ("image_bytes", "stack_bytes", "code_bytes", "arena_bytes"):
-            yield from _order(name, *_pair(getattr(self, name)))
+            yield from _order(name, *self.marks(name))
         for name in ("first_token_s", "deadline_s"):
-            yield from _order(name, *_pair(getattr(self, name)))
-        warn, limit = _pair(self.tok_s)
+            yield from _order(name, *self.marks(name))
+        warn, limit = self.marks("tok_s")
         yield from _order("tok_s", limit, warn, "below")
 
 

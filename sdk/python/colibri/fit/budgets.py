@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class Figure:
         The marks; at most, or `at_least`.
     capacity : int, optional
         What there is of it.
+    interval : (float, float), optional
+        Of a prediction. Its likely value decides; an end beyond the limit is a warning.
     """
 
     name: str
@@ -44,20 +46,34 @@ class Figure:
     limit: float | None = None
     capacity: int | None = None
     at_least: bool = False
+    interval: tuple[float, float] | None = None
 
     @property
     def status(self) -> str:
         """ok, warning, over, or unknown where a budget holds a number that is not known."""
         if self.value is None:
-            return "ok" if self.warn is None and self.limit is None else "unknown"
-        if self._misses(self.limit):
+            return "unknown" if self.held else "ok"
+        if self._misses(self.limit, self.value):
             return "over"
-        return "warning" if self._misses(self.warn) else "ok"
+        missed = self._misses(self.warn, self.value) or self._misses(self.limit, self._worst)
+        return "warning" if missed else "ok"
 
-    def _misses(self, mark: float | None) -> bool:
-        if mark is None or self.value is None:
+    @property
+    def held(self) -> bool:
+        """Whether a mark is set."""
+        return self.warn is not None or self.limit is not None
+
+    @property
+    def _worst(self) -> float | None:
+        """The interval's end on the wrong side."""
+        if self.interval is None:
+            return self.value
+        return min(self.interval) if self.at_least else max(self.interval)
+
+    def _misses(self, mark: float | None, value: float | None) -> bool:
+        if mark is None or value is None:
             return False
-        return self.value < mark if self.at_least else self.value > mark
+        return value < mark if self.at_least else value > mark
 
     def finding(self) -> Finding | None:
         """What there is to say of it."""
@@ -67,17 +83,26 @@ class Figure:
         if status == "unknown":
             what = f"{self.what} is not known, so {self.budget} cannot be held to it"
             return Finding("error", "budget-unknown", what, self.name)
-        mark, word = (self.limit, "limit") if status == "over" else (self.warn, "warning mark")
-        assert mark is not None
         assert self.value is not None
-        by = self._shown(abs(self.value - mark))
-        than = f"{by} {'less' if self.at_least else 'more'} than {self.budget} {word}"
-        what = f"{self.what}: {self._shown(self.value)}, {than} = {self._shown(mark)}"
         level, code = ("error", "budget") if status == "over" else ("warning", "budget-warn")
-        return Finding(level, code, what, self.name, _whole(self.value), _whole(mark))
+        mark, word = (self.limit, "limit") if status == "over" else (self.warn, "warning mark")
+        if not self._misses(mark, self.value):
+            mark, word = self.limit, "limit at the interval's end"
+        assert mark is not None
+        assert self._worst is not None
+        value = self._worst if word.startswith("limit at") else self.value
+        by = self.shown(abs(value - mark))
+        than = f"{by} {'less' if self.at_least else 'more'} than {self.budget} {word}"
+        what = f"{self.what}: {self.shown(value)}, {than} = {self.shown(mark)}"
+        return Finding(level, code, what, self.name, _whole(value), _whole(mark))
 
-    def _shown(self, number: float) -> str:
-        return f"{number:,.0f} B" if self.unit == "B" else f"{number:,.4g} {self.unit}"
+    def shown(self, number: float) -> str:
+        """A number as it stands in a report, with its unit."""
+        return (
+            f"{number:,.0f} {self.unit}".rstrip()
+            if self.unit in ("B", "")
+            else (f"{number:,.4g} {self.unit}")
+        )
 
 
 def _whole(number: float) -> int | None:
@@ -112,7 +137,7 @@ def figures_of(
         ("stack", "the reserved stack", placed.stack_bytes),
         ("code", "code and constants", code),
     ):
-        warn, limit = _marks(getattr(budgets, f"{name}_bytes", None))
+        warn, limit = budgets.marks(f"{name}_bytes") if budgets is not None else (None, None)
         figures.append(Figure(name, what, value, f"budgets.{name}_bytes", warn=warn, limit=limit))
     return figures
 
@@ -141,6 +166,16 @@ def budget_findings(figures: Iterable[Figure]) -> Iterator[Finding]:
         finding = figure.finding()
         if finding is not None:
             yield finding
+
+
+def empty_groups(owners: Attribution, groups: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Groups that own nothing: most likely patterns that are not what is meant."""
+    owning = {share.name for share in owners.groups if share.total}
+    for name, patterns in groups.items():
+        if name not in owning:
+            listed = ", ".join(repr(pattern) for pattern in patterns[:4])
+            what = f"no owner of bytes matches {listed or 'an empty list of patterns'}"
+            yield Finding("warning", "group-empty", what, name)
 
 
 def overflow_findings(placed: MemoryMap) -> Iterator[Finding]:
