@@ -456,6 +456,8 @@ def read(page: str) -> Reader:
     assert "default-src 'none'" in reader.policy
     assert "unsafe-eval" not in reader.policy
     assert not {"img", "link", "iframe", "object", "form"} & set(reader.tags)
+    for block in re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page):
+        assert not set("<>&") & set(block)
     style = re.search(r"<style>(.*?)</style>", page, re.DOTALL)
     assert style is not None
     assert style[1].count("{") == style[1].count("}")
