@@ -63,7 +63,7 @@ def emulation_section(report: EmulationReport, plan: Plan, board: Board) -> Sect
         tables=tuple(_tables(report)),
         findings=[*_findings(report)],
         rule="high water and stack are counted, by reading memory back. Speeds are predicted from "
-        "the figures listed; nothing here was measured on a board.",
+        "the figures listed; no speed here was measured.",
         data=report.to_json(),
     )
 

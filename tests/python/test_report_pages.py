@@ -595,7 +595,7 @@ def test_commands_write_pages(image: Path, tmp_path: Path) -> None:
              "--max-new-tokens", "2", "--html", str(file)]  # fmt: skip
     assert cli.main(words) == 0
     text = said(read(file.read_text("utf-8")))
-    for expected in ("predicted", "planned", "counted", "nothing here was measured"):
+    for expected in ("predicted", "planned", "counted", "no speed here was measured"):
         assert expected in text
     elf = firmware().write(tmp_path / "f.elf")
     assert cli.main(["size", str(elf), "--html", str(file)]) == 0

@@ -5,7 +5,7 @@
 asks for memory) → ``regions`` (the board's memory, by address) → ``memory_map`` (placed and
 counted, then ``placing_checks``) → ``symbols``, ``attribution`` (who owns the bytes) → ``stack``
 (how deep it gets, when asked) → ``verdict`` (budgets, forbidden symbols) → ``compare`` (against a
-baseline) → ``format``.
+baseline) → ``format``, ``pictures``.
 
 >>> from colibri.fit import judge
 >>> judge("firmware.elf").exit_code  # doctest: +SKIP

@@ -255,7 +255,7 @@ def size_rows(verdict: Verdict) -> list[VerdictRow]:
         VerdictRow(board, "size", f.what, f.value, f.limit if f.limit is not None else f.warn,
                    f.status, f.unit, f.kind)
         for f in verdict.figures
-        if f.limit is not None or f.warn is not None
+        if f.held
     ]  # fmt: skip
 
 

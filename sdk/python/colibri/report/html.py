@@ -31,9 +31,8 @@ MOST_ROWS, MOST_PIECES, MOST_TEXT, MOST_TREES = 1000, 100, 400, 12
 #: Bytes of embedded JSON of one section; what is larger is left to ``--json``.
 MOST_DATA = 4 << 20
 _TONES = {
-    "fits": "good", "ok": "good", "pass": "good", "passed": "good",
-    "over": "bad", "error": "bad", "fail": "bad", "failed": "bad", "fault": "bad",
-    "warning": "warn", "unknown": "warn",
+    "fits": "good", "ok": "good", "over": "bad", "fault": "bad", "warning": "warn",
+    "unknown": "warn",
 }  # fmt: skip
 _SIGNS = {"good": "✓", "bad": "✗", "warn": "!", "plain": ""}
 

@@ -51,7 +51,7 @@ class VerdictRow:
     """One figure and what it is held to.
 
     ``status`` is ok, warning, over, unknown, or another word; ``kind`` is what the value is:
-    counted, planned, predicted or declared.
+    counted, planned, predicted or declared; ``detail`` says what is wrong.
     """
 
     board: str
@@ -62,6 +62,7 @@ class VerdictRow:
     status: str
     unit: str = ""
     kind: str = ""
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
