@@ -22,18 +22,22 @@ from colibri.fit.attribution import (
     Share,
 )
 from colibri.fit.budgets import Figure
-from colibri.fit.compare import Comparison, Delta
+from colibri.fit.compare import Comparison
 from colibri.fit.elf import IMAGE_FORMATS
+from colibri.fit.format_compare import remark
+from colibri.fit.growth import AreaDelta, Delta, shortened
 from colibri.fit.memory_map import Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
 from colibri.fit.verdict import Verdict
 from colibri.report.bars import Bar, Piece
-from colibri.report.page import Cell, Section, Table, VerdictRow
+from colibri.report.page import Cell, Change, Section, Table, VerdictRow
 from colibri.report.palette import RoleName
 from colibri.report.treemap import Grower, Node
 
 _ROLES: dict[str, RoleName] = {"text": "code", "rodata": "constants", "data": "data", "bss": "bss"}
 _KINDS: dict[str, RoleName] = {"segment": "unattributed", "image": "weights", "stack": "stack"}
+#: Causes of one region's change that are listed.
+_CAUSES = 200
 _PLACES = {"both": "run and load", "run": "run", "load": "load", "loose": "beside the ELF"}
 _SUMMARIES = {
     "fits": "Everything has a place and keeps its budget.",
@@ -335,12 +339,32 @@ def _stack(report: StackReport, reserved: int) -> Iterator[Table]:
 
 
 def _comparison(comparison: Comparison) -> Iterator[Table]:
-    title = f"against {comparison.source}"
+    """Regions (of objects: totals) and what their changes add up from; then every table."""
+    areas = [row for area in comparison.regions or comparison.totals for row in _area(area)]
+    columns = ("region", "what", ">before", ">now", ">change", "remark")
     note = "; ".join(comparison.notes)
-    yield _deltas(f"Regions {title}", "region", comparison.regions, note)
-    yield _deltas(f"Symbols {title}", "symbol", comparison.symbols, "")
+    yield Table(f"Against {comparison.source}", columns, areas, note)
+    for name, deltas in comparison.tables.items():
+        rows = [_delta(delta) for delta in deltas or ()]
+        word = {"sections": "section", "symbols": "symbol", **_OWNERS}[name]
+        yield Table(f"Changed by {word}", (word, *columns[2:]), rows)
+    stack = [_delta(delta) for delta in comparison.stack or ()]
+    yield Table("Worst-case stack, then and now", ("entry", *columns[2:]), stack)
 
 
-def _deltas(title: str, word: str, deltas: Sequence[Delta], note: str) -> Table:
-    columns = (word, ">before", ">now", ">change")
-    return Table(title, columns, [(d.name, d.before, d.after, d.delta) for d in deltas], note)
+def _area(area: AreaDelta) -> Iterator[tuple[Cell, ...]]:
+    yield area.name, "all", *_delta(area)[1:]
+    for figure in area.figures:
+        if figure.changed:
+            yield area.name, figure.name.replace("_", " "), *_delta(figure)[1:]
+    for cause in shortened(area.causes, _CAUSES):
+        yield area.name, cause.name, "", "", Change(cause.delta), f"{cause.kind} {cause.section}"
+
+
+def _delta(delta: Delta) -> tuple[Cell, ...]:
+    change = None if delta.delta is None else Change(delta.delta)
+    before, after = (
+        f"at least {value:,}" if least and value is not None else value
+        for value, least in zip((delta.before, delta.after), delta.least, strict=True)
+    )
+    return delta.name, before, after, change, remark(delta)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from colibri.errors import ColibriError
 from colibri.report.bars import STRIP_CELLS, Bar, strip
-from colibri.report.page import WORDS, Address, Cell, Page, Section, Table, VerdictRow
+from colibri.report.page import WORDS, Address, Cell, Change, Page, Section, Table, VerdictRow
 from colibri.report.palette import ROLES, text_on
 from colibri.report.treemap import Node, figure, shortened
 from colibri.text_files import write_text
@@ -177,6 +177,8 @@ def _cell(value: Cell) -> str:
             return "n/a"
         case Address():
             return f"{value:#x}"
+        case Change():
+            return f"{value:+,}"
         case int():
             return f"{value:,}"
         case float():

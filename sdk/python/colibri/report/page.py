@@ -19,6 +19,10 @@ class Address(int):
     """A number that is shown as an address."""
 
 
+class Change(int):
+    """A number that is shown with its sign."""
+
+
 Cell = str | int | float | None
 
 #: What a verdict is called; other words are shown as they are.
