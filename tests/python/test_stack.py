@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from colibri.boards.model import RegionBudget
+from colibri.boards import RegionBudget
 from colibri.cli import main
 from colibri.errors import SizeError
 from colibri.fit import judge
