@@ -121,9 +121,7 @@ def build_all(folder: Path) -> Firmware:
     run(f"{ARM}objcopy", "-O", "ihex", base.elf, hexed)
     esp = None
     if shutil.which(f"{RISCV}gcc"):
-        esp = build(
-            folder / "esp", prefix=RISCV, flags=RISCV_FLAGS, script="link_esp32c3.ld"
-        )
+        esp = build(folder / "esp", prefix=RISCV, flags=RISCV_FLAGS, script="link_esp32c3.ld")
     return Firmware(
         base=base,
         canary=build(folder / "canary", "-DCANARY=1024"),

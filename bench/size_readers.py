@@ -2,8 +2,8 @@
 """What each size tool says about the firmware of `size_builds`, read from its output.
 
 A tool is a table of questions it can be asked, in the keys of `size_builds.KNOWN`.  An answer is
-bytes, or a text: the exit code of a gate, `error` when the tool gave up, `no total`.  Parsers take text
-and know no process, so that tests hold them against kept output.
+bytes, or a text: the exit code of a gate, `error` when the tool gave up.  Parsers take text and know
+no process, so that tests hold them against kept output.
 """
 
 from __future__ import annotations
@@ -109,8 +109,12 @@ def _colibri(*words: str | Path) -> tuple[int, dict[str, Any]]:
     return done.returncode, json.loads(done.stdout)
 
 
+def _on_board(*words: str | Path) -> tuple[int, dict[str, Any]]:
+    return _colibri(*words, "--board", SOURCES / "board.toml")
+
+
 def _judged(built: Built, *words: str | Path) -> dict[str, Any]:
-    return _colibri(built.elf, "--map", built.map, *words)[1]
+    return _on_board(built.elf, "--map", built.map, *words)[1]
 
 
 def _region(report: dict[str, Any], name: str, key: str = "used") -> int:
@@ -122,13 +126,13 @@ def _symbol(report: dict[str, Any], *names: str) -> int:
 
 
 def _overflow(firmware: Firmware) -> Answer:
-    return _region(_colibri(firmware.failed.map)[1], "SRAM", "overflow")
+    return _region(_on_board(firmware.failed.map)[1], "SRAM", "overflow")
 
 
 def _our_archive(firmware: Firmware) -> Answer:
     report = _colibri(firmware.base.archive)[1]
     member = next(row for row in report["objects"] if row["name"] == "unused.o")
-    return sum(member["bytes"].values())
+    return int(member["bytes"])
 
 
 def _our_canary(firmware: Firmware) -> Answer:
@@ -139,7 +143,7 @@ def _our_canary(firmware: Firmware) -> Answer:
 def _our_uart(firmware: Firmware) -> Answer:
     report = _judged(firmware.base)
     row = next(r for r in report["objects"] if r["name"] == "uart.o")
-    return int(row["bytes"]["SRAM"])
+    return int(row["by_region"]["SRAM"])
 
 
 def _our_stack(firmware: Firmware) -> Answer:
@@ -149,7 +153,7 @@ def _our_stack(firmware: Firmware) -> Answer:
 
 
 def _our_hex(firmware: Firmware) -> Answer:
-    return sum(int(row["used"]) for row in _colibri(firmware.hex)[1]["regions"])
+    return _region(_on_board(firmware.hex)[1], "FLASH")
 
 
 def colibri() -> Tool:
@@ -158,8 +162,8 @@ def colibri() -> Tool:
     def base(key: Callable[[dict[str, Any]], int]) -> Ask:
         return lambda firmware: key(_judged(firmware.base))
 
-    def flash(path: Callable[[Firmware], Path], mapped: Callable[[Firmware], Path]) -> Ask:
-        return lambda f: _region(_colibri(path(f), "--map", mapped(f))[1], "FLASH")
+    def flash(path: Callable[[Firmware], Path]) -> Ask:
+        return lambda f: _region(_on_board(path(f))[1], "FLASH")
 
     asks: dict[str, Ask] = {
         "flash": base(lambda r: _region(r, "FLASH")),
@@ -173,10 +177,10 @@ def colibri() -> Tool:
         "stack": _our_stack,
         "canary": _our_canary,
         "failed link": _overflow,
-        "too large": lambda f: f"exit {_colibri(f.failed.map)[0]}",
-        "malloc": lambda f: f"exit {_colibri(f.malloc.elf, '--map', f.malloc.map)[0]}",
-        "big-endian": flash(lambda f: f.big.elf, lambda f: f.big.map),
-        "stripped": flash(lambda f: f.stripped, lambda f: f.base.map),
+        "too large": lambda f: f"exit {_on_board(f.failed.map)[0]}",
+        "malloc": lambda f: f"exit {_on_board(f.malloc.elf)[0]}",
+        "big-endian": flash(lambda f: f.big.elf),
+        "stripped": flash(lambda f: f.stripped),
         "hex": _our_hex,
         "archive": _our_archive,
     }
@@ -191,7 +195,8 @@ def esp_parts(parts: dict[str, int]) -> str:
 
 def _our_esp(firmware: Firmware) -> Answer:
     assert firmware.esp is not None
-    used = {row["name"]: row["used"] for row in _judged(firmware.esp)["regions"]}
+    report = _colibri(firmware.esp.elf, "--map", firmware.esp.map)[1]
+    used = {row["name"]: row["used"] for row in report["regions"]}
     names = {"DRAM": "dram0_0_seg", "IRAM": "iram0_0_seg",
              "Flash Code": "iram0_2_seg", "Flash Data": "drom0_0_seg"}  # fmt: skip
     return esp_parts({name: used[region] for name, region in names.items()})
@@ -296,11 +301,11 @@ def bloaty(program: str | None) -> Tool:
 
 # Symbols have no report; the pages are made of this.
 _PUNCOVER = """
-import json, sys
+import json, pathlib, sys
 from puncover.collector import Collector
 from puncover.gcc_tools import GCCTools
 collector = Collector(GCCTools(sys.argv[1]))
-collector.parse_elf(sys.argv[2])
+collector.parse_elf(pathlib.Path(sys.argv[2]))
 symbols = collector.all_symbols()
 print(json.dumps([[s["name"], s.get("size", 0), s.get("type")] for s in symbols]))
 """
@@ -398,17 +403,17 @@ def zephyr(python: str | None, script: Path | None) -> Tool:
 
 
 def memap(python: str | None, script: Path | None) -> Tool:
-    def report(built: Built) -> list[dict[str, Any]]:
+    def report(built: Built) -> tuple[int, list[dict[str, Any]]]:
         with tempfile.TemporaryDirectory() as folder:
             out = Path(folder) / "memap.json"
-            run(
+            done = run(
                 str(python), "-W", "ignore", str(script), "-t", "GCC_ARM", "-d", "9",
                 "-e", "json", "-o", out, built.map,
             )  # fmt: skip
-            return list(json.loads(out.read_text()))
+            return done.returncode, list(json.loads(out.read_text()))
 
     def summary(built: Built, key: str) -> int:
-        return int(report(built)[-1]["summary"][key])
+        return int(report(built)[1][-1]["summary"][key])
 
     def canary(firmware: Firmware) -> Answer:
         before, after = (summary(b, "static_ram") for b in (firmware.base, firmware.canary))
@@ -417,10 +422,9 @@ def memap(python: str | None, script: Path | None) -> Tool:
     asks: dict[str, Ask] = {
         "flash": lambda f: summary(f.base, "total_flash"),
         "all ram": lambda f: summary(f.base, "static_ram"),
-        "uart.o in ram": lambda f: memap_module(report(f.base), "uart.o"),
+        "uart.o in ram": lambda f: memap_module(report(f.base)[1], "uart.o"),
         "canary": canary,
-        "failed link": lambda f: "no total" if summary(f.failed, "static_ram") else "error",
-        "too large": lambda f: "exit 0",
+        "too large": lambda f: f"exit {report(f.failed)[0]}",
         "big-endian": lambda f: summary(f.big, "total_flash"),
     }
     ready = script is not None and script.is_file() and _package(python, "prettytable") is not None
@@ -495,14 +499,18 @@ def _package(python: str | None, name: str) -> str | None:
     return done.stdout.strip() if done.returncode == 0 else None
 
 
-def all_tools(venv: Path | None, zephyr_script: Path | None, memap_script: Path | None) -> list[Tool]:
+def all_tools(
+    venv: Path | None, zephyr_script: Path | None, memap_script: Path | None
+) -> list[Tool]:
     """Every tool; those that are missing have no version."""
     folder = venv / "bin" if venv is not None else None
     python = str(folder / "python") if folder is not None else sys.executable
     path = os.pathsep.join([*([str(folder)] if folder is not None else []), os.environ["PATH"]])
     return [
         colibri(),
-        binutils("GNU size, nm", f"{ARM}size", f"{ARM}nm", "apt-get install binutils-arm-none-eabi"),
+        binutils(
+            "GNU size, nm", f"{ARM}size", f"{ARM}nm", "apt-get install binutils-arm-none-eabi"
+        ),
         binutils("llvm-size, llvm-nm", "llvm-size", "llvm-nm", "apt-get install llvm"),
         linker(),
         bloaty(shutil.which("bloaty", path=path)),

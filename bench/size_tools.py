@@ -4,8 +4,8 @@
     python bench/size_tools.py [--venv DIR] [--zephyr size_report] [--memap memap.py] [--json]
 
 Builds size_firmware/ with arm-none-eabi-gcc (and riscv64-unknown-elf-gcc), asks every tool that is
-there, and says how to get the others.  A figure that is not the right one is marked with `!`.
-docs/size-tools-compared.md explains the differences.
+there, and says how to get the others.  Figures that differ from those by hand have a star; for
+some of them the tool counts something else, see docs/size-tools-compared.md.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def cell(answer: Answer | None, right: Answer | None) -> str:
     if answer is None:
         return "-"
     text = f"{answer:,}" if isinstance(answer, int) else answer
-    return text if right is None or answer == right else f"{text} !"
+    return text if right is None or answer == right else f"{text} *"
 
 
 def show(result: dict[str, Any]) -> None:
@@ -85,14 +85,14 @@ def show(result: dict[str, Any]) -> None:
         out.print(f"{name} {result['tools'][name]['version']}", highlight=False)
     for start in range(0, len(tools), 4):
         some = tools[start : start + 4]
-        lines = table("bytes", "question", ">right", *(f">{name}" for name in some))
+        lines = table("bytes", "question", ">by hand", *(f">{name}" for name in some))
         for key in QUESTIONS:
             said = (result["tools"][name]["says"].get(key) for name in some)
             lines.add_row(key, cell(right[key], None), *(cell(one, right[key]) for one in said))
         out.print(lines)
     if "esp32c3" in result:
         parts = result["esp32c3"]["tools"]
-        lines = table("laid out as for an ESP32-C3", "memory", ">right", *(f">{n}" for n in parts))
+        lines = table("laid out as for an ESP32-C3", "memory", ">by hand", *(f">{n}" for n in parts))
         for key, size in KNOWN_ESP.items():
             lines.add_row(key, f"{size:,}", *(cell(said.get(key), size) for said in parts.values()))
         out.print(lines)
