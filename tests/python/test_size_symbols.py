@@ -337,7 +337,9 @@ def test_budget_of_a_group_that_nobody_defined(tmp_path: Path) -> None:
     unknown = judge(path, held)
     assert (unknown.verdict, unknown.exit_code) == ("unknown", 2)
     assert "group drivers is not known" in said(unknown, "budget-unknown")
-    assert judge(path, held, groups={"drivers": ["*uart*"]}).verdict == "fits"  # 0 bytes
+    none = judge(path, held, groups={"drivers": ["*uart*"]})  # 0 bytes
+    assert none.verdict == "fits"
+    assert "no owner of bytes matches '*uart*'" in said(none, "group-empty")
     over = judge(path, held, groups={"drivers": ["section:*"]})
     assert over.verdict == "over"
 

@@ -14,7 +14,13 @@ from pathlib import Path
 
 from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK, SizeError
 from colibri.fit.attribution import Attribution, attribution
-from colibri.fit.budgets import Figure, budget_findings, figures_of, overflow_findings
+from colibri.fit.budgets import (
+    Figure,
+    budget_findings,
+    empty_groups,
+    figures_of,
+    overflow_findings,
+)
 from colibri.fit.debug_info import read_sources
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Finding, summed_up
@@ -133,6 +139,7 @@ def judge(
         findings += check_linker_regions(elf.memory, regions, board.id)
     figures = figures_of(placed, owners, board.budgets if board is not None else None, groups or ())
     findings += [*overflow_findings(placed), *budget_findings(figures)]
+    findings += empty_groups(owners, groups or {})
     report = analyse(elf, stack) if stack is not None else None
     if report is not None:
         budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
