@@ -2,8 +2,8 @@
 """What each size tool says about the firmware of `size_builds`, read from its output.
 
 A tool is a table of questions it can be asked, in the keys of `size_builds.KNOWN`.  An answer is
-bytes, or a text: the exit code of a gate, `error` when the tool gave up.  Parsers take text and know
-no process, so that tests hold them against kept output.
+bytes, or a text: the exit code of a gate, `error` when the tool gave up.  Parsers take text and
+know no process, so that tests hold them against kept output.
 """
 
 from __future__ import annotations
@@ -17,10 +17,14 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
+from colibri import __version__
+from colibri.cli import main
 from size_builds import ARM, SOURCES, Built, Firmware, run
 
 Answer = int | str
@@ -101,12 +105,14 @@ def esp_layout(report: dict[str, Any]) -> dict[str, int]:
 
 # -- this project ---------------------------------------------------------------------------------
 
-_COLIBRI = "import sys; from colibri.cli import main; sys.exit(main(sys.argv[1:]))"
 
-
+@cache
 def _colibri(*words: str | Path) -> tuple[int, dict[str, Any]]:
-    done = run(sys.executable, "-c", _COLIBRI, "size", *words, "--json")
-    return done.returncode, json.loads(done.stdout)
+    """Exit code and JSON of the command."""
+    printed = io.StringIO()
+    with redirect_stdout(printed), redirect_stderr(io.StringIO()):
+        code = main(["size", *map(str, words), "--json"])
+    return code, json.loads(printed.getvalue())
 
 
 def _on_board(*words: str | Path) -> tuple[int, dict[str, Any]]:
@@ -137,7 +143,8 @@ def _our_archive(firmware: Firmware) -> Answer:
 
 def _our_canary(firmware: Firmware) -> Answer:
     report = _judged(firmware.canary, "--baseline", firmware.base.elf)
-    return sum(row["delta"] for row in report["baseline"]["symbols"] if row["name"] == "canary")
+    rows = report["baseline"]["symbols"]
+    return sum(int(row["delta"]) for row in rows if row["name"] == "canary")
 
 
 def _our_uart(firmware: Firmware) -> Answer:
@@ -184,8 +191,6 @@ def colibri() -> Tool:
         "hex": _our_hex,
         "archive": _our_archive,
     }
-    from colibri import __version__
-
     return Tool("colibri size", __version__, "", asks, _our_esp)
 
 
@@ -199,7 +204,8 @@ def _our_esp(firmware: Firmware) -> Answer:
     used = {row["name"]: row["used"] for row in report["regions"]}
     names = {"DRAM": "dram0_0_seg", "IRAM": "iram0_0_seg",
              "Flash Code": "iram0_2_seg", "Flash Data": "drom0_0_seg"}  # fmt: skip
-    return esp_parts({name: used[region] for name, region in names.items()})
+    image = sum(report["totals"][kind] for kind in ("text", "rodata", "data"))
+    return esp_parts({name: used[region] for name, region in names.items()} | {"image": image})
 
 
 # -- binutils -------------------------------------------------------------------------------------
@@ -493,7 +499,7 @@ def platformio_symbols(memory: dict[str, Any], names: tuple[str, ...]) -> int:
 
 def _package(python: str | None, name: str) -> str | None:
     """The version of a package that an interpreter has."""
-    if python is None:
+    if python is None or shutil.which(python) is None:
         return None
     done = run(python, "-c", f"import importlib.metadata as m; print(m.version({name!r}))")
     return done.stdout.strip() if done.returncode == 0 else None

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Size tools side by side on one firmware whose sizes are known by hand.
 
-    python bench/size_tools.py [--venv DIR] [--zephyr size_report] [--memap memap.py] [--json]
+    python bench/size_tools.py [--venv DIR] [--zephyr size_report] [--memap memap.py]
+                               [--json | --markdown] [--keep DIR]
 
 Builds size_firmware/ with arm-none-eabi-gcc (and riscv64-unknown-elf-gcc), asks every tool that is
 there, and says how to get the others.  Figures that differ from those by hand have a star; for
@@ -92,12 +93,28 @@ def show(result: dict[str, Any]) -> None:
         out.print(lines)
     if "esp32c3" in result:
         parts = result["esp32c3"]["tools"]
-        lines = table("laid out as for an ESP32-C3", "memory", ">by hand", *(f">{n}" for n in parts))
+        lines = table(
+            "laid out as for an ESP32-C3", "memory", ">by hand", *(f">{n}" for n in parts)
+        )
         for key, size in KNOWN_ESP.items():
             lines.add_row(key, f"{size:,}", *(cell(said.get(key), size) for said in parts.values()))
         out.print(lines)
     for name, install in result["missing"].items():
         out.print(f"not there: {name}: {install}", highlight=False, style="dim", soft_wrap=True)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The tables of docs/size-tools-compared.md."""
+    right, tools = result["known"], result["tools"]
+    rows = [["", "by hand", *tools]]
+    for key, meaning in QUESTIONS.items():
+        said = (cell(tools[name]["says"].get(key), right[key]) for name in tools)
+        rows.append([meaning, cell(right[key], None), *said])
+    return "\n".join([_row(rows[0]), _row(["---"] * len(rows[0])), *map(_row, rows[1:])])
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
 
 
 def main() -> int:
@@ -106,7 +123,9 @@ def main() -> int:
     parser.add_argument("--zephyr", type=Path, help="Zephyr's scripts/footprint/size_report")
     parser.add_argument("--memap", type=Path, help="Mbed OS' tools/memap.py")
     parser.add_argument("--keep", type=Path, help="a new folder for what is built")
-    parser.add_argument("--json", action="store_true")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--markdown", action="store_true", help="the table of the page in docs/")
     asked = parser.parse_args()
     if shutil.which(f"{ARM}gcc") is None:
         print(f"needs {ARM}gcc: apt-get install gcc-arm-none-eabi", file=sys.stderr)
@@ -117,6 +136,8 @@ def main() -> int:
         result = compare(all_tools(asked.venv, asked.zephyr, asked.memap), build_all(folder))
     if asked.json:
         emit_json(result)
+    elif asked.markdown:
+        print(markdown(result))
     else:
         show(result)
     return 0

@@ -75,8 +75,8 @@ class MapSection:
 
 @dataclass(slots=True)
 class LinkMap:
-    """A map file. ``symbols`` are global names at addresses, each with the index of the section that
-    lists it; ``constants`` are what scripts assign.
+    """A map file. ``symbols`` are global names, their addresses, and the index of the section that
+    lists them; ``constants`` are what scripts assign.
     """
 
     path: Path

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A map file alone, as a record that can be placed: for a link that failed and left no ELF.
 
-A map does not say which sections have bytes in the file. That is told by load addresses, which go on
-behind what is stored, and by the names of input sections (``.bss``, ``COMMON``, ``.noinit``), so the
-result is marked inexact.
+A map does not say which sections have bytes in the file. That is told by load addresses, which go
+on behind what is stored, and by the names of input sections (``.bss``, ``COMMON``, ``.noinit``), so
+the result is marked inexact.
 """
 
 from __future__ import annotations
