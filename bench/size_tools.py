@@ -12,7 +12,7 @@ some of them the tool counts something else, see docs/size-tools-compared.md.
 from __future__ import annotations
 
 import argparse
-import json
+import os
 import shutil
 import sys
 import tempfile
@@ -21,7 +21,9 @@ from typing import Any
 
 from colibri.cli.common import console, emit_json, table
 from size_builds import ARM, KNOWN_ESP, Firmware, build_all, known
-from size_readers import Answer, Tool, all_tools
+from size_parsers import Answer
+from size_python_tools import esp_idf_size, memap, platformio, puncover, zephyr
+from size_readers import Tool, binutils, bloaty, colibri, linker
 
 QUESTIONS = {
     "flash": "stored in flash, load images included",
@@ -42,6 +44,29 @@ QUESTIONS = {
     "hex": "stored in flash, Intel HEX",
     "archive": "libhal.a(unused.o), in an archive",
 }
+
+
+def all_tools(
+    venv: Path | None, zephyr_script: Path | None, memap_script: Path | None
+) -> list[Tool]:
+    """Every tool; those that are missing have no version."""
+    folder = venv / "bin" if venv is not None else None
+    python = str(folder / "python") if folder is not None else sys.executable
+    path = os.pathsep.join([*([str(folder)] if folder is not None else []), os.environ["PATH"]])
+    return [
+        colibri(),
+        binutils(
+            "GNU size, nm", f"{ARM}size", f"{ARM}nm", "apt-get install binutils-arm-none-eabi"
+        ),
+        binutils("llvm-size, llvm-nm", "llvm-size", "llvm-nm", "apt-get install llvm"),
+        linker(),
+        bloaty(shutil.which("bloaty", path=path)),
+        puncover(python),
+        esp_idf_size(python),
+        zephyr(python, zephyr_script),
+        memap(python, memap_script),
+        platformio(python),
+    ]
 
 
 def answers(tool: Tool, firmware: Firmware) -> dict[str, Answer]:
@@ -65,8 +90,7 @@ def compare(tools: list[Tool], firmware: Firmware) -> dict[str, Any]:
         "missing": {t.name: t.install for t in tools if t.version is None},
     }
     if firmware.esp is not None:
-        said = {t.name: str(t.esp(firmware)) for t in there if t.esp is not None}
-        parts = {name: json.loads(text) if text != "error" else {} for name, text in said.items()}
+        parts = {t.name: t.esp(firmware.esp) for t in there if t.esp is not None}
         result["esp32c3"] = {"known": KNOWN_ESP, "tools": parts}
     return result
 
