@@ -272,7 +272,9 @@ def test_b46_b47_canary_of_one_kib(tmp_path: Path) -> None:
     after = firmware(bss=0x200 + 1024).write(tmp_path / "after.elf")
     result = compare(judge(after, board()), before, board())
     assert [(d.name, d.delta) for d in result.regions] == [("FLASH", 0), ("SRAM", 1024)]
-    assert [(d.name, d.delta) for d in result.symbols] == [("buffer", 1024)]
+    assert [(d.name, d.delta) for d in result.symbols or ()] == [("buffer", 1024)]
+    causes = {d.name: [(c.kind, c.name, c.delta) for c in d.causes] for d in result.regions}
+    assert causes == {"FLASH": [], "SRAM": [("symbol", "buffer", 1024)]}
 
 
 @pytest.mark.parametrize(

@@ -42,8 +42,17 @@ def size(
         typer.Option("--base", metavar="ADDRESS", help="Where a raw binary begins."),
     ] = None,
     baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="What to compare with: any input, or the stored JSON of a run. Repeats for "
+            "several objects or HEX files.",
+        ),
+    ] = None,
+    baseline_map: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="FILE", help="An ELF or stored JSON to compare with."),
+        typer.Option("--baseline-map", metavar="FILE", help="The map of the baseline."),
     ] = None,
     image: Annotated[
         Path | None,
@@ -74,8 +83,21 @@ def size(
     loaded = load_board(board) if board is not None else None
     asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
     wanted = asked if stack or asked != StackOptions() else None
-    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=_address(base))
-    comparison = compare(verdict, baseline, loaded) if baseline is not None else None
+    at = _address(base)
+    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=at)
+    comparison = None
+    if baseline:
+        comparison = compare(
+            verdict, baseline, loaded,
+            link_map=baseline_map, base=at, image=image, stack=wanted,
+        )  # fmt: skip
+    elif baseline_map is not None:
+        raise SizeError(
+            "there is no baseline that it could be the map of",
+            file=baseline_map,
+            field="--baseline-map",
+            hint="give --baseline too",
+        )
     if as_object:
         emit_json(as_json(verdict, comparison))
     else:
