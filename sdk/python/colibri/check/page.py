@@ -8,26 +8,20 @@ from dataclasses import replace
 
 from colibri.check.rows import BoardResult, CheckResult, Row
 from colibri.check.table import summary
-from colibri.fit.findings import Finding
 from colibri.fit.pictures import size_section
 from colibri.plan_pictures import plan_section
 from colibri.report.page import Page, Section, VerdictRow
 
-_LEVELS = {"over": "error", "unknown": "error", "warning": "warning"}
+#: Statuses whose details are about what is wrong.
+SAID = frozenset({"over", "unknown", "warning", "skipped"})
 
 
 def page_of(result: CheckResult) -> Page:
     """The page; `colibri.report.html.write_page` writes it."""
-    said = [row for row in result.rows if row.status in _LEVELS and row.detail]
-    wrong = Section(
-        "What is wrong", findings=[Finding(_LEVELS[row.status], row.step, row.detail, row.board)
-                                   for row in said]
-    )  # fmt: skip
-    sections = [section for one in result.boards for section in _sections(one)]
     return Page(
         result.project,
         result.verdict,
-        [wrong, *sections] if said else sections,
+        [section for one in result.boards for section in _sections(one)],
         summary(result),
         [_verdict_row(row) for row in result.rows],
         [("project file", str(result.file))],
@@ -39,6 +33,7 @@ def _verdict_row(row: Row) -> VerdictRow:
     return VerdictRow(
         row.board, row.step, row.what, "" if row.value is None else row.value,
         row.bound if held is None else held, row.status, row.unit, row.kind,
+        row.detail if row.status in SAID else "",
     )  # fmt: skip
 
 
