@@ -82,7 +82,7 @@ class Run(_Table):
         default=None, min_length=1
     )
     max_new_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 24
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
