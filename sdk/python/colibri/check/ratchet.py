@@ -209,10 +209,10 @@ def _taken(change: Change, reason: bool) -> bool:
 
 def _usual_reason(taken: Iterable[Change]) -> str:
     """What improvements and new figures are recorded with."""
-    new = {change.status == "new" for change in taken}
-    return {(True,): "New figures.", (False,): "Improved."}.get(
-        tuple(new), "Improved, and new figures."
-    )
+    new = [change.status == "new" for change in taken]
+    if all(new):
+        return "New figures."
+    return "Improved, and new figures." if any(new) else "Improved."
 
 
 def _on_one_line(reason: str) -> str:
