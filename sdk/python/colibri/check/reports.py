@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -16,6 +17,7 @@ from colibri.fit.format import as_json
 from colibri.text_files import write_text
 
 SCHEMA = 1
+FILES = ("check.json", "summary.md", "junit.xml", "report.html")
 
 
 def fields(result: CheckResult) -> dict[str, Any]:
@@ -40,6 +42,13 @@ def fields(result: CheckResult) -> dict[str, Any]:
             for one in result.boards
         ],
     }
+
+
+def remove_reports(folder: Path) -> None:
+    """Takes away those of an earlier check, which nobody may take for this one's."""
+    for name in FILES:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
 
 
 def write_reports(result: CheckResult, folder: Path) -> None:

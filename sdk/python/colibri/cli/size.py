@@ -9,13 +9,23 @@ from typing import Annotated
 import typer
 
 from colibri.boards import load_board
-from colibri.cli.common import JsonOption, command, console, emit_json
+from colibri.cli.common import (
+    HtmlOption,
+    JsonOption,
+    check_html,
+    command,
+    console,
+    emit_json,
+    write_html,
+)
 from colibri.errors import SizeError
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json, show
+from colibri.fit.pictures import size_rows, size_section
 from colibri.fit.stack import StackOptions
 from colibri.fit.symbol_rules import SymbolRules
 from colibri.fit.verdict import judge
+from colibri.report.page import Page
 
 app = command("Judge an ELF against a board's memory and budgets.")
 
@@ -104,6 +114,7 @@ def size(
             "--may-need", metavar="PATTERN", help="The only symbols that a library may need."
         ),
     ] = None,
+    html: HtmlOption = None,
     as_object: JsonOption = False,
 ) -> None:
     """Judge an ELF against a board's memory and budgets.
@@ -111,6 +122,7 @@ def size(
     Exit code 0: it fits, 1: it does not, 2: that could not be told. --entry, --su and --calls
     imply --stack.
     """
+    check_html(html)
     loaded = load_board(board) if board is not None else None
     asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
     wanted = asked if stack or asked != StackOptions() else None
@@ -136,6 +148,9 @@ def size(
             field="--baseline-map",
             hint="give --baseline too",
         )
+    if html is not None:
+        page = Page.of(size_section(verdict, comparison), rows=size_rows(verdict))
+        write_html(html, page)
     if as_object:
         emit_json(as_json(verdict, comparison))
     else:

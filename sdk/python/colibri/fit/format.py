@@ -9,15 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from colibri.cli.common import bar, table
+from colibri.cli.common import table
 from colibri.fit.compare import Comparison
 from colibri.fit.findings import Finding
 from colibri.fit.format_compare import comparison_json, show_comparison
 from colibri.fit.format_owners import owners_json, show_owners
 from colibri.fit.memory_map import Row, Usage
+from colibri.fit.pictures import bars
 from colibri.fit.stack.report import show_stack, stack_json
 from colibri.fit.symbols import OwnSymbol
 from colibri.fit.verdict import Verdict
+from colibri.report.bars import legend, terminal_bar
 from colibri.units import format_bytes
 
 #: Symbols in JSON and on screen; ``symbols_total`` in JSON tells how many there are.
@@ -167,21 +169,22 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
 def _show_regions(console: Console, verdict: Verdict) -> None:
     board = verdict.map.board or ("linker script" if verdict.elf.memory else "no board given")
     shown = table(f"{_title(verdict)} on {board}", "region", ">used", ">of", ">free", ">%", "")
-    for usage in sorted(verdict.map.usages, key=lambda u: -u.overflow):  # over-full ones first
+    pairs = list(zip(verdict.map.usages, bars(verdict), strict=True))
+    for usage, drawn in sorted(pairs, key=lambda pair: -pair[0].overflow):  # over-full ones first
+        bar = terminal_bar(drawn)
         capacity = usage.region.capacity
         if capacity is None:
-            shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", "")
+            shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", bar)
             continue
         size = format_bytes(capacity) if capacity else "0 B (no capacity)"
         free = f"-{usage.overflow:,}" if usage.overflow else f"{usage.free or 0:,}"
-        filled = capacity + 1 if usage.overflow else usage.used
         shown.add_row(
             usage.region.name,
             _bytes(usage.used),
             size,
             free,
             _percent(usage.percent),
-            bar(filled, capacity),
+            bar,
         )
     for row in verdict.map.outside[:SCREEN_ROWS]:
         shown.add_row(
@@ -192,7 +195,7 @@ def _show_regions(console: Console, verdict: Verdict) -> None:
             "-",
             f"at {row.address:#x}",
         )
-    console.print(shown)
+    console.print(shown, legend(drawn for _, drawn in pairs), sep="\n")
 
 
 def _show_rows(console: Console, verdict: Verdict) -> None:

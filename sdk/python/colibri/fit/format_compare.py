@@ -154,7 +154,7 @@ def _show_table(console: Console, title: str, rows: Sequence[Delta]) -> None:
         return
     shown = table(f"changed by {title}", title, ">before", ">now", ">change", "")
     for row in known[:SCREEN_ROWS]:
-        _add(shown, row, _remark(row))
+        _add(shown, row, remark(row))
     rest = known[SCREEN_ROWS:]
     if rest:
         change = sum(row.delta or 0 for row in rest)
@@ -170,7 +170,7 @@ def _show_stack(console: Console, rows: Sequence[Delta]) -> None:
         return
     shown = table("changed by worst-case stack", "entry", ">before", ">now", ">change", "")
     for row in sorted(rows, key=lambda row: -abs(row.delta or 0))[:SCREEN_ROWS]:
-        _add(shown, row, _remark(row))
+        _add(shown, row, remark(row))
     console.print(shown)
 
 
@@ -183,7 +183,7 @@ def _add(shown: Table, row: Delta, remark: str) -> None:
     shown.add_row(_cell(row.name), *numbers, change, _cell(remark))
 
 
-def _remark(row: Delta) -> str:
+def remark(row: Delta) -> str:
     """What there is to say beside the numbers: moved, renamed, gone, new, and its file."""
     parts = []
     if row.moved:

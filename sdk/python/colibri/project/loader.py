@@ -14,7 +14,7 @@ from colibri.boards import Board, Budgets, load_board
 from colibri.boards.checks import closest
 from colibri.boards.problems import findings
 from colibri.errors import BoardError, Problem, ProjectError
-from colibri.project.model import Limits, Project, ProjectBoard
+from colibri.project.model import Limits, Project, ProjectBoard, Symbols
 from colibri.toml_files import read_toml
 
 PROJECT_FILE = "colibri.toml"
@@ -40,6 +40,7 @@ class Target:
     options: ProjectBoard
     limits: Limits
     application: dict[str, int]
+    symbols: Symbols
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def _targets(file: Path, project: Project) -> Iterator[Target]:
             options,
             options.limits or project.limits,
             _there(board, project.application) if application is None else dict(application),
+            options.symbols or project.symbols,
         )
 
 
@@ -201,6 +203,13 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
                "write emulate = ['native']")  # fmt: skip
     names = [region.name for region in board.regions]
     own = options.application is not None
+    for name, region in target.symbols.required.items():
+        if region and region not in names:
+            there = f"{where}.symbols" if options.symbols else "symbols"
+            hint = (
+                "" if options.symbols else f"; rules of this board alone stand in {where}.symbols"
+            )
+            yield f"{there}.required.{name}", f"{board.id}: {_unknown(region, names)}{hint}"
     for name in target.application:
         if name not in names and own:
             yield f"{where}.application", _unknown(name, names)
