@@ -6,7 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from colibri.boards.budgets import Budgets, GroupName
 from colibri.boards.scalars import Id, Name, Size, Text
@@ -27,7 +34,7 @@ def _path(value: Any) -> Any:
     return Path(value)
 
 
-File = Annotated[Path, BeforeValidator(_path)]
+File = Annotated[Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
 
 
 class _Table(BaseModel):
