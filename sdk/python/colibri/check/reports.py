@@ -11,9 +11,11 @@ from typing import Any
 
 from colibri.check.junit import junit
 from colibri.check.markdown import markdown
+from colibri.check.page import page_of
 from colibri.check.rows import CheckResult, counts, word_of
-from colibri.errors import ProjectError
+from colibri.errors import ColibriError, ProjectError
 from colibri.fit.format import as_json
+from colibri.report.html import write_page
 from colibri.text_files import write_text
 
 SCHEMA = 1
@@ -51,8 +53,11 @@ def remove_reports(folder: Path) -> None:
             (folder / name).unlink()
 
 
-def write_reports(result: CheckResult, folder: Path) -> None:
-    """``check.json``, ``summary.md``, ``junit.xml``."""
+def write_reports(result: CheckResult, folder: Path) -> list[str]:
+    """``check.json``, ``summary.md``, ``junit.xml`` and, with its extra, ``report.html``.
+
+    Returns what could not be written, and why.
+    """
     text = json.dumps({"schema": SCHEMA, **fields(result)}, indent=1, allow_nan=False)
     for name, content in (
         ("check.json", text + "\n"),
@@ -60,3 +65,8 @@ def write_reports(result: CheckResult, folder: Path) -> None:
         ("junit.xml", junit(result)),
     ):
         write_text(folder / name, content, ProjectError)
+    try:
+        write_page(folder / "report.html", page_of(result))
+    except ColibriError as error:
+        return [f"no report.html: {error.what}; {error.hint}"]
+    return []

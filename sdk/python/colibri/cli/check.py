@@ -82,7 +82,8 @@ def check(
 
         result = run_check(loaded, folder, board or (), say)
     hold(result, loaded, record, reason or "")
-    write_reports(result, folder)
+    for text in write_reports(result, folder):
+        note(f"note: {text}", markup=VERBATIM)
     if as_json:
         emit_json(fields(result))
     else:
