@@ -177,11 +177,7 @@ def _target(places: Places, symbol: Symbol, addend: int | None) -> Node | None:
         return places.node(symbol) if symbol.kind != "TLS" else None
     if addend is None or symbol.section is None:
         return None
-    address = symbol.address + addend
-    node = places.at(address)
-    if not isinstance(node, int) and places.elf.machine == "ARM":
-        return places.at(address & ~1)
-    return node
+    return places.at(symbol.address + addend)
 
 
 # -- machine code ---------------------------------------------------------------------------------
