@@ -9,13 +9,23 @@ from typing import Annotated
 import typer
 
 from colibri.boards import load_board
-from colibri.cli.common import JsonOption, command, console, emit_json
+from colibri.cli.common import (
+    HtmlOption,
+    JsonOption,
+    check_html,
+    command,
+    console,
+    emit_json,
+    write_html,
+)
 from colibri.errors import SizeError
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json, show
+from colibri.fit.pictures import size_rows, size_section
 from colibri.fit.stack import StackOptions
 from colibri.fit.symbol_rules import SymbolRules
 from colibri.fit.verdict import judge
+from colibri.report.page import Page
 
 app = command("Judge an ELF against a board's memory and budgets.")
 
@@ -43,8 +53,17 @@ def size(
         typer.Option("--base", metavar="ADDRESS", help="Where a raw binary begins."),
     ] = None,
     baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="What to compare with: any input, or the stored JSON of a run. Repeats for "
+            "several objects or HEX files.",
+        ),
+    ] = None,
+    baseline_map: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="FILE", help="An ELF or stored JSON to compare with."),
+        typer.Option("--baseline-map", metavar="FILE", help="The map of the baseline."),
     ] = None,
     image: Annotated[
         Path | None,
@@ -95,6 +114,7 @@ def size(
             "--may-need", metavar="PATTERN", help="The only symbols that a library may need."
         ),
     ] = None,
+    html: HtmlOption = None,
     as_object: JsonOption = False,
 ) -> None:
     """Judge an ELF against a board's memory and budgets.
@@ -102,6 +122,7 @@ def size(
     Exit code 0: it fits, 1: it does not, 2: that could not be told. --entry, --su and --calls
     imply --stack.
     """
+    check_html(html)
     loaded = load_board(board) if board is not None else None
     asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
     wanted = asked if stack or asked != StackOptions() else None
@@ -112,10 +133,24 @@ def size(
         tuple(no_writable or ()),
         tuple(may_need) if may_need else None,
     )
-    verdict = judge(
-        files, loaded, image, wanted, link_map=map_file, base=_address(base), rules=rules
-    )
-    comparison = compare(verdict, baseline, loaded) if baseline is not None else None
+    at = _address(base)
+    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=at, rules=rules)
+    comparison = None
+    if baseline:
+        comparison = compare(
+            verdict, baseline, loaded,
+            link_map=baseline_map, base=at, image=image, stack=wanted,
+        )  # fmt: skip
+    elif baseline_map is not None:
+        raise SizeError(
+            "there is no baseline that it could be the map of",
+            file=baseline_map,
+            field="--baseline-map",
+            hint="give --baseline too",
+        )
+    if html is not None:
+        page = Page.of(size_section(verdict, comparison), rows=size_rows(verdict))
+        write_html(html, page)
     if as_object:
         emit_json(as_json(verdict, comparison))
     else:

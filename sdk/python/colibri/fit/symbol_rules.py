@@ -279,7 +279,7 @@ class _Check:
         elf = self.elf
         names = {s.name for s in elf.symbols if is_defined(s, elf, labels=True)}
         if elf.link_map is not None and elf.format == "map":
-            if any(fits(pattern, name) for name, _ in elf.link_map.symbols):
+            if any(fits(pattern, name) for name, *_ in elf.link_map.symbols):
                 return cannot_tell("the map does not tell its section: give the ELF", pattern)
             return cannot_tell("is not in the map, which has no static functions", pattern)
         near = nearest(pattern, names)

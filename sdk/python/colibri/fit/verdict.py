@@ -8,29 +8,35 @@ tell.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK, SizeError
 from colibri.fit.attribution import Attribution, attribution
+from colibri.fit.budgets import (
+    Figure,
+    budget_findings,
+    empty_groups,
+    figures_of,
+    overflow_findings,
+)
 from colibri.fit.debug_info import read_sources
 from colibri.fit.elf import Elf
 from colibri.fit.findings import UNTOLD, Finding, summed_up
 from colibri.fit.inputs import read_input
 from colibri.fit.link_map import orphans, read_map, with_map
 from colibri.fit.linker_regions import check_linker_regions
-from colibri.fit.memory_map import MemoryMap, Usage, build_map
+from colibri.fit.memory_map import MemoryMap, build_map
 from colibri.fit.placing_checks import beyond_class
 from colibri.fit.references import References
 from colibri.fit.regions import BoardLike
 from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
-from colibri.fit.stack.report import stack_findings
+from colibri.fit.stack.report import stack_figure, stack_findings
 from colibri.fit.symbol_rules import BROKEN, SymbolRules, symbol_findings
 from colibri.fit.symbols import OwnSymbol, attribute
 
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
-_UNTOLD = {"stack-unknown", UNTOLD}
+_UNTOLD = frozenset({"stack-unknown", "budget-unknown", UNTOLD})
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
 
 
@@ -44,6 +50,7 @@ class Verdict:
     verdict: str
     attribution: Attribution
     stack: StackReport | None = None
+    figures: list[Figure] = field(default_factory=list)
 
     @property
     def elf(self) -> Elf:
@@ -122,14 +129,16 @@ def judge(
         findings += board_remarks(elf, board)
         findings += beyond_class(regions)
         findings += check_linker_regions(elf.memory, regions, board.id)
-        findings += budget_findings(placed, board)
-    findings += region_findings(placed, board.budgets if board is not None else None)
+    figures = figures_of(placed, owners, board.budgets if board is not None else None, groups or ())
+    findings += [*overflow_findings(placed), *budget_findings(figures)]
+    findings += empty_groups(owners, groups or {})
     report = analyse(elf, stack) if stack is not None else None
     if report is not None:
         budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
         findings += stack_findings(report, placed.stack_bytes, budget)
+        figures.append(stack_figure(report, placed.stack_bytes, budget))
     word = decide(elf, board, findings)
-    return Verdict(placed, table.rows, summed_up(findings), word, owners, report)
+    return Verdict(placed, table.rows, summed_up(findings), word, owners, report, figures)
 
 
 def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
@@ -145,7 +154,7 @@ def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
 
 
 def _untold(findings: list[Finding]) -> bool:
-    """Whether a budget of the stack or a rule was set, and what it is about is not known."""
+    """Whether a budget or a rule was set, and what it is about is not known."""
     return any(finding.code in _UNTOLD and finding.level == "error" for finding in findings)
 
 
@@ -181,71 +190,3 @@ def board_remarks(elf: Elf, board: BoardLike) -> Iterator[Finding]:
             ("position-independent: its addresses may not be final; link it at fixed addresses"),
             elf.path.name,
         )
-
-
-def region_findings(placed: MemoryMap, budgets: Any) -> Iterator[Finding]:
-    """Overflow and budget of each region that has a size."""
-    for usage in placed.usages:
-        region, capacity = usage.region, usage.region.capacity
-        if capacity is None:
-            continue
-        if usage.overflow:
-            last = max(usage.rows, key=lambda row: row.address + row.bytes)
-            yield Finding(
-                "error",
-                "overflow",
-                (
-                    f"{region.name} overflows by {usage.overflow:,} B (last: {last.name}); it has "
-                    f"{capacity:,} B"
-                ),
-                region.name,
-                usage.used,
-                capacity,
-            )
-        budget = budgets.regions.get(region.name) if budgets else None
-        if budget is not None:
-            yield from _region_budget(usage, capacity, budget.warn, budget.limit)
-
-
-def _region_budget(usage: Usage, capacity: int, warn: object, limit: object) -> Iterator[Finding]:
-    for level, code, mark in (("error", "budget", limit), ("warning", "budget-warn", warn)):
-        if mark is None:
-            continue
-        most: int = mark.of(capacity)  # type: ignore[attr-defined]
-        if usage.used > most:
-            yield Finding(
-                level,
-                code,
-                (
-                    f"{usage.region.name} uses {usage.used:,} B, {usage.used - most:,} B more than "
-                    f"its {'limit' if level == 'error' else 'warning mark'} of {most:,} B"
-                ),
-                usage.region.name,
-                usage.used,
-                most,
-            )
-            return
-
-
-def budget_findings(placed: MemoryMap, board: BoardLike) -> Iterator[Finding]:
-    """The budgets that are not about one region."""
-    budgets = board.budgets
-    code = placed.totals["text"] + placed.totals["rodata"]
-    for field, what, value in (
-        ("image_bytes", "the model image", placed.image_bytes),
-        ("stack_bytes", "the reserved stack", placed.stack_bytes),
-        ("code_bytes", "code and constants", code),
-    ):
-        limit = getattr(budgets, field, None)
-        if limit is not None and value > limit:
-            yield Finding(
-                "error",
-                "budget",
-                (
-                    f"{what}: {value:,} B, {value - limit:,} B more than "
-                    f"budgets.{field} = {limit:,} B"
-                ),
-                field,
-                value,
-                limit,
-            )
