@@ -286,6 +286,25 @@ def test_a_handler_in_the_vector_table_is_an_entry(tmp_path: Path, thumb: Thumb)
     assert chain == Chain(("malloc", "SysTick"), "machine code", True)
 
 
+def test_tables_of_debug_information_tell_nothing(tmp_path: Path, thumb: Thumb) -> None:
+    debug = thumb.elf.section(".debug_info", 0, bytes(16), flags=0)
+    thumb.elf.relocate(debug, (4, "malloc", 2, 0))
+    thumb.call("log_line", "malloc")
+    chain = chain_of(judge(thumb.build(tmp_path / "a.elf"), board()))
+    assert chain == Chain(("malloc", "log_line", "main"), "machine code", True)
+
+
+def test_code_that_is_too_large_is_said(
+    tmp_path: Path, thumb: Thumb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.fit.references_elf.MOST_CODE", 95)
+    thumb.call("log_line", "malloc")
+    verdict = judge(thumb.build(tmp_path / "a.elf"), board())
+    assert names_of(verdict) == []
+    text = "code of more than 95 B is not followed: give the map (--map FILE), or link with"
+    assert text in said(verdict, "no-chain")
+
+
 def test_without_capstone_it_is_said_what_would_tell(
     tmp_path: Path, thumb: Thumb, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +511,16 @@ def test_library_rules_on_a_library_of_ours(tmp_path: Path) -> None:
         assert verdict.exit_code == 1, name
         assert codes(verdict, "error") == [code], name
         assert "needed by colibri_b <- colibri_a" in said(verdict, code)
+
+
+def test_of_many_findings_those_that_are_shown_have_chains(tmp_path: Path) -> None:
+    names = [f"debug_{i:03}" for i in range(50)]
+    elf = linked({"main": " ".join(names)} | dict.fromkeys(names, ""))
+    elf.sections[1].data, elf.sections[1].size = b"\xcc" * 816, 816
+    verdict = judge(elf.write(tmp_path / "a.elf"), rules=SymbolRules(forbidden=("debug_*",)))
+    found = [f for f in verdict.findings if f.code == "forbidden"]
+    assert [f.chain is not None for f in found] == [True] * 20 + [False]
+    assert found[-1].what == "30 more findings of this kind"
 
 
 # -- long and hostile names -----------------------------------------------------------------------
