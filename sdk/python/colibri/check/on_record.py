@@ -47,6 +47,8 @@ def hold(result: CheckResult, loaded: LoadedProject, recording: bool, reason: st
     said = f"{len(changes)} figures against {ratchet.file}: {better} better, {new} new"
     said += f", {unknown} not known this time" if unknown else ""
     _row(result, "compared", said, "info")
+    order = [one.name for one in result.boards]
+    result.rows.sort(key=lambda row: order.index(row.board) if row.board in order else len(order))
 
 
 def figures_of(result: CheckResult, stored: Record) -> dict[Figure, Value | None]:
@@ -70,13 +72,19 @@ def _rounded(value: Value) -> Value:
 
 def _worse(change: Change) -> Row:
     board, name = change.figure
-    detail = "run with --record --reason TEXT to accept it"
+    what, detail = f"{name}, as on record", "run with --record --reason TEXT to accept it"
     if change.now is None:
-        return Row(board, _STEP, name, f"{name}: {change.before:,} on record, gone", "over", detail)
+        said = f"{name}: {_text(change.before)} on record, gone"
+        return Row(board, _STEP, name, what, "over", f"{said}; {detail}")
     assert change.before is not None
     by = change.now - change.before
-    what = f"{name}: {change.before:,} on record, {by:+,.6g} now"
-    return Row(board, _STEP, name, what, "over", f"{what}; {detail}")
+    sign = "+" if by > 0 else "-"
+    said = f"{name}: {_text(change.before)} on record, {sign}{_text(abs(by))} now"
+    return Row(board, _STEP, name, what, "over", f"{said}; {detail}")
+
+
+def _text(value: Value | None) -> str:
+    return f"{value:,.6g}" if isinstance(value, float) else f"{value:,}"
 
 
 def _row(result: CheckResult, name: str, what: str, status: str, detail: str = "") -> None:

@@ -23,6 +23,7 @@ from colibri.fit.compare import compare
 from colibri.fit.format import as_json, show
 from colibri.fit.pictures import size_rows, size_section
 from colibri.fit.stack import StackOptions
+from colibri.fit.symbol_rules import SymbolRules
 from colibri.fit.verdict import judge
 from colibri.report.page import Page
 
@@ -83,6 +84,36 @@ def size(
         list[Path] | None,
         typer.Option("--calls", metavar="FILE", help="A TOML file with a table [stack]."),
     ] = None,
+    forbid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forbid", metavar="PATTERN", help="Symbols that must not be there; repeats."
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="PATTERN", help="Symbols that may be there after all."),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require", metavar="NAME[@REGION]", help="A symbol that must be there, in a region."
+        ),
+    ] = None,
+    no_writable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--no-writable",
+            metavar="PATTERN",
+            help="Objects, libraries or symbol:NAME that may have no variables (.data, .bss).",
+        ),
+    ] = None,
+    may_need: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--may-need", metavar="PATTERN", help="The only symbols that a library may need."
+        ),
+    ] = None,
     html: HtmlOption = None,
     as_object: JsonOption = False,
 ) -> None:
@@ -95,8 +126,15 @@ def size(
     loaded = load_board(board) if board is not None else None
     asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
     wanted = asked if stack or asked != StackOptions() else None
+    rules = SymbolRules(
+        tuple(forbid or ()),
+        tuple(allow or ()),
+        dict(map(_required, require or ())),
+        tuple(no_writable or ()),
+        tuple(may_need) if may_need else None,
+    )
     at = _address(base)
-    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=at)
+    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=at, rules=rules)
     comparison = None
     if baseline:
         comparison = compare(
@@ -118,6 +156,16 @@ def size(
     else:
         show(console(), verdict, comparison)
     raise typer.Exit(verdict.exit_code)
+
+
+def _required(text: str) -> tuple[str, str]:
+    """``NAME@REGION`` or ``NAME``."""
+    name, at, region = text.rpartition("@")
+    if not (name if at else region) or (at and not region):
+        raise SizeError(
+            f"{text!r} is no name with a region", field="--require", hint="write NAME@REGION"
+        )
+    return (name, region) if at else (text, "")
 
 
 def _address(text: str | None) -> int | None:

@@ -122,7 +122,7 @@ def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "level": finding.level,
         "code": finding.code,
         "what": finding.what,
@@ -130,6 +130,13 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "value": finding.value,
         "limit": finding.limit,
     }
+    if finding.chain is not None:
+        fields |= {
+            "chain": finding.chain.bounded,
+            "chain_source": finding.chain.source,
+            "chain_complete": finding.chain.complete,
+        }
+    return fields
 
 
 # -- tables ---------------------------------------------------------------------------------------

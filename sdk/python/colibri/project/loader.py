@@ -14,7 +14,7 @@ from colibri.boards import Board, Budgets, load_board
 from colibri.boards.checks import closest
 from colibri.boards.problems import findings
 from colibri.errors import BoardError, Problem, ProjectError
-from colibri.project.model import Limits, Project, ProjectBoard
+from colibri.project.model import Limits, Project, ProjectBoard, Symbols
 from colibri.toml_files import read_toml
 
 PROJECT_FILE = "colibri.toml"
@@ -40,6 +40,7 @@ class Target:
     options: ProjectBoard
     limits: Limits
     application: dict[str, int]
+    symbols: Symbols
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ def _targets(file: Path, project: Project) -> Iterator[Target]:
             options,
             options.limits or project.limits,
             _there(board, project.application) if application is None else dict(application),
+            options.symbols or project.symbols,
         )
 
 
@@ -123,9 +125,8 @@ def _board(file: Path, name: str, options: ProjectBoard) -> Board:
         return load_board(beside if given.endswith(".toml") else given)
     except BoardError as error:
         where = f"boards.{name}" + (".board" if options.board else "")
-        if error.problems:
-            raise
-        raise ProjectError(error.what, file=file, field=where, hint=error.hint) from error
+        what, hint = (str(error), None) if error.problems else (error.what, error.hint)
+        raise ProjectError(what, file=file, field=where, hint=hint) from error
 
 
 def overlaid(*budgets: Budgets) -> Budgets:
@@ -191,6 +192,10 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
     where, options, board = f"boards.{target.name}", target.options, target.board
     if project.model is None and options.elf is None:
         yield where, "there is no [model] to build firmware for; give elf"
+    if target.name.startswith(".") or set(target.name) & set("/\\"):
+        yield where, "is a folder's name too, so it has no '/' and no '.' in front; give board"
+    if options.elf is None and not options.build and "cpu" in options.emulate:
+        yield f"{where}.emulate", "cpu runs the firmware that colibri builds; leave build out"
     if options.map is not None and options.elf is None:
         yield f"{where}.map", "is the map of an elf, and none is given"
     if options.elf is not None and "cpu" in options.emulate:
@@ -198,6 +203,13 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
                "write emulate = ['native']")  # fmt: skip
     names = [region.name for region in board.regions]
     own = options.application is not None
+    for name, region in target.symbols.required.items():
+        if region and region not in names:
+            there = f"{where}.symbols" if options.symbols else "symbols"
+            hint = (
+                "" if options.symbols else f"; rules of this board alone stand in {where}.symbols"
+            )
+            yield f"{there}.required.{name}", f"{board.id}: {_unknown(region, names)}{hint}"
     for name in target.application:
         if name not in names and own:
             yield f"{where}.application", _unknown(name, names)
