@@ -80,7 +80,7 @@ def code_reserve(
         if asked < 1:
             raise PlanError(f"code is {asked} bytes", hint="use 1 or more, or leave it out")
         return CodeReserve(asked, None, f"{format_bytes(asked)} kept, as asked")
-    budget = board.budgets.code_bytes
+    budget = board.budgets.code_bytes.limit if board.budgets.code_bytes else None
     if budget is not None:
         return CodeReserve(budget, None, f"{format_bytes(budget)} kept (budgets.code_bytes)")
     needed = {

@@ -14,6 +14,7 @@ import pytest
 import colibri
 from colibri.application import NOT_GIVEN, ROW
 from colibri.boards import Board, load_board
+from colibri.boards.budgets import SizeBudget
 from colibri.boards.model import Target
 from colibri.cli import main
 from colibri.errors import BuildError, ColibriError, PlanError, SizeError, UnitError
@@ -367,7 +368,7 @@ def test_where_the_reserve_comes_from(tiny: Image) -> None:
     assert f"{counted.counted:,} bytes counted" in counted.why
     streaming = code_reserve(board, [tiny], streaming=True)
     assert streaming.bytes > counted.bytes
-    budget = board.budgets.model_copy(update={"code_bytes": 50 * KIB})
+    budget = board.budgets.model_copy(update={"code_bytes": SizeBudget(limit=50 * KIB)})
     budgeted = board.model_copy(update={"budgets": budget})
     made = colibri.plan(tiny, budgeted, 32)
     assert made.to_json()["code"] == {
