@@ -158,7 +158,7 @@ def board_layout(
     core_stacks = fw.stack_bytes * (board.firmware_cores - 1)
     runner = STATIC_BYTES + (MMU_BYTES if fw.target == "aarch64" else 0)
     runner += code_bytes if shared else 0
-    reserve = max(fw.reserve_bytes, runner)
+    reserve = max(fw.reserve_bytes, runner if shared else 0)
     own = fw.stack_bytes + core_stacks + reserve
     data_start = data.take(own, 1 if shared else ALIGNMENT, "data")
     data_limit = data.start
