@@ -26,7 +26,7 @@ from colibri.fit.compare import Comparison
 from colibri.fit.elf import IMAGE_FORMATS
 from colibri.fit.format_compare import remark
 from colibri.fit.growth import AreaDelta, Delta, shortened
-from colibri.fit.memory_map import Row, Usage, group_of
+from colibri.fit.memory_map import OWN, Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
 from colibri.fit.verdict import Verdict
 from colibri.report.bars import Bar, Piece
@@ -35,7 +35,12 @@ from colibri.report.palette import RoleName
 from colibri.report.treemap import Grower, Node
 
 _ROLES: dict[str, RoleName] = {"text": "code", "rodata": "constants", "data": "data", "bss": "bss"}
-_KINDS: dict[str, RoleName] = {"segment": "unattributed", "image": "weights", "stack": "stack"}
+_KINDS: dict[str, RoleName] = {
+    "segment": "unattributed",
+    "image": "weights",
+    "stack": "stack",
+    "application": "application",
+}
 #: Causes of one region's change that are listed.
 _CAUSES = 200
 _PLACES = {"both": "run and load", "run": "run", "load": "load", "loose": "beside the ELF"}
@@ -158,10 +163,10 @@ class _Forest:
         if image:
             grower.at(base).start = True
         for row in usage.rows:
-            if row.kind in ("image", "stack"):
+            if row.kind in OWN:
                 above = () if row.kind == "image" else base
                 grower.add(above, row.name, row.kind, self.roles.row(row), row.bytes)
-        rest = [row for row in usage.rows if row.kind not in ("image", "stack")]
+        rest = [row for row in usage.rows if row.kind not in OWN]
         left = self._add_owned(grower, base, usage.region.name, sum(row.bytes for row in rest))
         if self.by == "section":
             left = self._add_sections(grower, base, usage.region.name, rest, left)
