@@ -182,8 +182,9 @@ def run_tool(command: Sequence[str], what: str, folder: Path | None = None) -> s
 
 def _seen_from(folder: Path, paths: Sequence[Path]) -> list[str]:
     """Paths as a tool that runs in a folder is given them."""
-    whole, base = (os.path.abspath(path) for path in paths), os.path.abspath(folder)
-    return [path.removeprefix(base + os.sep) for path in whole]
+    base = folder.resolve()
+    whole = (path.resolve() for path in paths)
+    return [str(p.relative_to(base) if p.is_relative_to(base) else p) for p in whole]
 
 
 def _inputs(folder: Path, objects: Sequence[Path], library: Path | None) -> list[str]:

@@ -17,6 +17,8 @@ from archive import global_symbols, writable_bytes
 from colibri.boards import Board, load_board
 from colibri.cli import main
 from colibri.errors import BuildError, DoesNotFitError
+from colibri.fit import judge
+from colibri.fit.symbol_rules import LIBRARY_RULES
 from colibri.image import Image
 from colibri_emulator.build_firmware import Firmware, build_firmware, load_firmware
 from colibri_emulator.image_needs import image_needs
@@ -128,6 +130,8 @@ def test_library_needs_four_functions_and_hides_the_rest(
     assert {symbol for symbol in defined if not symbol.startswith("colibri_")} == set()
     assert "colibri_infer" in defined
     assert writable_bytes(made.library) == 0
+    verdict = judge(made.library, rules=LIBRARY_RULES)
+    assert (verdict.exit_code, [f.what for f in verdict.findings if f.level == "error"]) == (0, [])
 
 
 @pytest.mark.parametrize("toolchain", ["zig", "gcc"])

@@ -272,7 +272,9 @@ def test_b46_b47_canary_of_one_kib(tmp_path: Path) -> None:
     after = firmware(bss=0x200 + 1024).write(tmp_path / "after.elf")
     result = compare(judge(after, board()), before, board())
     assert [(d.name, d.delta) for d in result.regions] == [("FLASH", 0), ("SRAM", 1024)]
-    assert [(d.name, d.delta) for d in result.symbols] == [("buffer", 1024)]
+    assert [(d.name, d.delta) for d in result.symbols or ()] == [("buffer", 1024)]
+    causes = {d.name: [(c.kind, c.name, c.delta) for c in d.causes] for d in result.regions}
+    assert causes == {"FLASH": [], "SRAM": [("symbol", "buffer", 1024)]}
 
 
 @pytest.mark.parametrize(
@@ -337,7 +339,9 @@ def test_budget_of_a_group_that_nobody_defined(tmp_path: Path) -> None:
     unknown = judge(path, held)
     assert (unknown.verdict, unknown.exit_code) == ("unknown", 2)
     assert "group drivers is not known" in said(unknown, "budget-unknown")
-    assert judge(path, held, groups={"drivers": ["*uart*"]}).verdict == "fits"  # 0 bytes
+    none = judge(path, held, groups={"drivers": ["*uart*"]})  # 0 bytes
+    assert none.verdict == "fits"
+    assert "no owner of bytes matches '*uart*'" in said(none, "group-empty")
     over = judge(path, held, groups={"drivers": ["section:*"]})
     assert over.verdict == "over"
 

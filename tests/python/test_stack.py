@@ -473,3 +473,13 @@ def test_entries_of_the_runtime_are_public_functions(root: Path) -> None:
     headers = "".join(p.read_text("utf-8") for p in (root / "sdk/c/include/colibri").glob("*.h"))
     assert all(re.search(rf"\b{name}\(", headers) for name in shipped.entries)
     assert all(a != b for a, b in pairwise(sorted(shipped.entries)))
+
+
+def test_functions_of_the_posix_port_are_those_that_ship(root: Path) -> None:
+    shipped = Path(root / "sdk/python/colibri/fit/stack/colibri_posix.toml").read_text("utf-8")
+    groups = tomllib.loads(shipped)["stack"]["groups"]
+    ports = (root / "sdk/c/ports/posix").glob("*.[ch]")
+    sources = "".join(path.read_text("utf-8") for path in ports)
+    set_up = re.findall(r"->storage\.(?:read|map|start|wait) = (\w+);", sources)
+    assert sorted(groups["storage"]) == sorted(set_up)
+    assert groups["pool"] == re.findall(r"->interface\.run = (\w+);", sources)

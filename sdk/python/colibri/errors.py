@@ -8,7 +8,8 @@ wrong, where (file, field) and which value would work; `exit_code` is what a com
     ├── UnitError          a size such as "64 KB"
     ├── FileError          a file with one or more problems
     │   ├── BoardError         a board or SoC file
-    │   └── ProjectError       a project file
+    │   ├── ProjectError       a project file
+    │   └── RatchetError       figures on record
     ├── CheckpointError    a Hugging Face checkpoint
     ├── PackError          packing a checkpoint into an image
     ├── ImageError         a packed image
@@ -140,6 +141,10 @@ class BoardError(FileError):
 
 class ProjectError(FileError):
     """A project file that does not say what is to be checked, or contradicts itself."""
+
+
+class RatchetError(FileError):
+    """Figures on record: a file that is damaged or cannot be written, a change without a reason."""
 
 
 class CheckpointError(ColibriError):

@@ -79,12 +79,16 @@ class Row:
 
 @dataclass(slots=True)
 class CheckResult:
-    """All rows of a check, and what reports show beside them."""
+    """All rows of a check, and what reports show beside them.
+
+    ``left_out`` are boards of the project that were not asked for.
+    """
 
     project: str
     file: Path
     rows: list[Row] = field(default_factory=list)
     boards: list[BoardResult] = field(default_factory=list)
+    left_out: frozenset[str] = frozenset()
 
     @property
     def verdict(self) -> str:

@@ -49,9 +49,11 @@ def check(
     except OSError as error:
         raise ProjectError(f"cannot be made: {error.strerror}", file=folder) from error
     result = CheckResult(loaded.project.name, loaded.file)
+    if boards:
+        result.left_out = frozenset(names) - frozenset(boards)
     images: dict[Any, Path] = {}
     for target in loaded.targets:
-        if boards and target.name not in boards:
+        if target.name in result.left_out:
             continue
         checked = BoardCheck(loaded, target, folder, images, say)
         result.boards.append(checked.run())

@@ -9,12 +9,16 @@ from typing import Any
 
 from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
+from colibri.fit.findings import UNTOLD
 from colibri.fit.stack import StackOptions
+from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
 from colibri.fit.verdict import Verdict, judge
 from colibri.project.loader import LoadedProject, Target
+from colibri.project.model import Symbols
 
 #: Findings that the rows of figures tell already.
 _TOLD = frozenset({"budget", "budget-warn", "budget-unknown", "stack-unknown"})
+
 _TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
 
 
@@ -32,6 +36,7 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
         )
         if not told and finding.level != "note":
             status = "over" if finding.level == "error" else "warning"
+            status = "unknown" if finding.code == UNTOLD and status == "over" else status
             name = f"{finding.code}.{finding.where}" if finding.where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)
     word = {"fits": "ok", "over": "over"}.get(verdict.verdict, "unknown")
@@ -53,8 +58,26 @@ def _judged(loaded: LoadedProject, target: Target, result: BoardResult) -> Verdi
             more["application"] = target.application
     image = result.image if _flashed(target, result) else None
     stack = _stack_options(loaded, target)
-    groups = loaded.project.groups
-    return judge(elf, target.board, image, stack, link_map=link_map, groups=groups, **more)
+    return judge(
+        elf, target.board, image, stack, link_map=link_map, groups=loaded.project.groups,
+        rules=_rules(target.symbols), **more,
+    )  # fmt: skip
+
+
+def _rules(symbols: Symbols) -> SymbolRules:
+    return SymbolRules(
+        tuple(symbols.forbidden), tuple(symbols.allowed), symbols.required,
+        tuple(symbols.no_writable), None if symbols.may_need is None else tuple(symbols.may_need),
+    )  # fmt: skip
+
+
+def library(sheet: Sheet, result: BoardResult) -> None:
+    """A row about the runtime in the build: no heap, no threads, no variables of its own."""
+    made = result.firmware
+    verdict = judge(made.library, rules=LIBRARY_RULES)
+    broken = [finding.what for finding in verdict.findings if finding.level == "error"]
+    what = f"{made.library.name}: no heap, threads, stdio or variables"
+    sheet.say("build", "library", what, "over" if broken else "ok", "; ".join(broken))
 
 
 def _flashed(target: Target, result: BoardResult) -> bool:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from colibri.check.emulation import emulate, same_tokens
 from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
-from colibri.check.sizes import size
+from colibri.check.sizes import library, size
 from colibri.project.loader import LoadedProject, Target
 from colibri.project.model import Engine
 from colibri.weight_order import order_of_core
@@ -164,6 +164,7 @@ class BoardCheck:
         self.result.firmware = made
         what = f"{made.target}, {made.toolchain}, {made.kernels} kernels"
         self.sheet.say("build", "build", what, "ok")
+        library(self.sheet, self.result)
 
     def _size(self) -> None:
         self.result.size = size(self.sheet, self.loaded, self.target, self.result)

@@ -50,6 +50,7 @@ def check(
     1: something does not, 2: that could not be told.
     """
     from colibri.check import check as run_check
+    from colibri.check.on_record import hold
     from colibri.check.reports import fields, write_reports
     from colibri.check.table import tables
     from colibri.project import load_project
@@ -62,6 +63,8 @@ def check(
     if reason is not None and not record:
         raise ProjectError("is for --record", field="--reason", hint="give both")
     loaded = load_project(project)
+    if record and loaded.project.ratchet is None:
+        raise ProjectError("is for projects with a table [ratchet]", field="--record")
     folder = output or loaded.file.parent / "colibri-check"
     with progress("checking") as begin:
         done = begin(0)
@@ -71,6 +74,7 @@ def check(
             done(1)
 
         result = run_check(loaded, folder, board or (), say)
+    hold(result, loaded, record, reason or "")
     write_reports(result, folder)
     if as_json:
         emit_json(fields(result))

@@ -11,14 +11,17 @@ from colibri.cli.common import (
     BatchOption,
     BoardOption,
     ContextOption,
+    HtmlOption,
     ImageArgument,
     JsonOption,
     KvOption,
     WorkersOption,
+    check_html,
     command,
     console,
     emit_json,
     progress,
+    write_html,
 )
 from colibri.cli.requests import (
     IgnoreEosOption,
@@ -115,6 +118,7 @@ def emulate(
     balance_router: BalanceOption = None,
     prefer_cached: PreferOption = None,
     faults: FaultsOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run an image inside a board's memory, storage and time.
@@ -127,6 +131,7 @@ def emulate(
     from colibri_emulator.faults import NO_FAULTS, parse_faults
     from colibri_emulator.twin import run_twin
 
+    check_html(html)
     _refuse_contradiction(machine, engine)
     if machine == "cpu":
         _refuse_for_firmware(
@@ -187,6 +192,11 @@ def emulate(
                 faults=injected,
                 on_token=lambda _: step(1),
             )
+    if html is not None:
+        from colibri.report.page import Page
+        from colibri_emulator.pictures import emulation_section
+
+        write_html(html, Page.of(emulation_section(report, planned, loaded)))
     if as_json:
         emit_json(report.to_json())
     else:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,16 +18,18 @@ from colibri.cli.common import (
     BatchOption,
     BoardOption,
     ContextOption,
+    HtmlOption,
     JsonOption,
     KvOption,
     PagesOption,
     WorkersOption,
-    bar,
+    check_html,
     command,
     console,
     emit_json,
     percent,
     table,
+    write_html,
 )
 from colibri.cli.streaming import (
     BalanceOption,
@@ -69,6 +73,7 @@ def plan(
     prefetch: PrefetchOption = "auto",
     balance_router: BalanceOption = None,
     prefer_cached: PreferOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -82,6 +87,7 @@ def plan(
     from colibri.joint_plan import JointPlan, plan_together
     from colibri.planner import plan as plan_one
 
+    check_html(html)
     made: Plan | JointPlan
     streamed = wants_streaming(memory, expert_slots, policy, prefetch, pin=pin)
     limits: dict[str, Any] = {
@@ -106,6 +112,12 @@ def plan(
         raise PlanError("--pin is for one image", hint="pack each with --pin TRACE instead")
     else:
         made = plan_together(images, **limits)
+    if html is not None:
+        from colibri.plan_pictures import plan_section
+        from colibri.report.page import Page
+
+        section = plan_section(made, board, [path.name for path in images])
+        write_html(html, Page.of(section))
     if as_json:
         emit_json(made.to_json())
     elif isinstance(made, JointPlan):
@@ -122,7 +134,7 @@ def _show(made: Plan) -> None:
         out.print(_map_table(made), "")
     else:
         out.print(_unplaced_table(made), "")
-    out.print(_region_table(made), "")
+    _show_regions(out, made)
     limits = ", ".join(f"{name} {value}" for name, value in made.limits.items())
     out.print(Text(f"limits: {limits}", style="dim"))
     if made.experts:
@@ -145,7 +157,7 @@ def _show_joint(made: JointPlan) -> None:
     if made.fits:
         out.print(_joint_table(made), "")
         out.print(_images_table(made), "")
-    out.print(_region_table(made), "")
+    _show_regions(out, made)
     if made.routing:
         out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
@@ -208,20 +220,20 @@ def _unplaced_table(made: Plan) -> Table:
     return rows
 
 
-def _region_table(made: Plan | JointPlan) -> Table:
+def _show_regions(out: Console, made: Plan | JointPlan) -> None:
+    from colibri.plan_pictures import bars_of
+    from colibri.report.bars import legend, terminal_bar
+
     rows = table("Regions", "region", ">size", ">used", ">free", ">", "")
-    for region in made.regions:
-        rows.add_row(*_region_row(region))
-    return rows
-
-
-def _region_row(region: PlanRegion | JointRegion) -> tuple[str | Text, ...]:
-    free = region.size - region.used
-    return (
-        region.name,
-        format_bytes(region.size),
-        f"{region.used:,} B",
-        format_bytes(free),
-        percent(region.used, region.size),
-        bar(region.used, region.size),
-    )
+    bars = bars_of(made)
+    regions: Sequence[PlanRegion | JointRegion] = made.regions
+    for region, bar in zip(regions, bars, strict=True):
+        rows.add_row(
+            region.name,
+            format_bytes(region.size),
+            f"{region.used:,} B",
+            format_bytes(region.size - region.used),
+            percent(region.used, region.size),
+            terminal_bar(bar),
+        )
+    out.print(rows, legend(bars), "", sep="\n")

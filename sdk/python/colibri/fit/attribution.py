@@ -20,6 +20,7 @@ from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.link_map import LinkMap, PartFinder
 from colibri.fit.memory_map import MemoryMap
+from colibri.fit.objects import member_and_library
 from colibri.fit.symbols import OwnSymbol, SymbolTable
 
 UNATTRIBUTED, FILL_NAME, LINKER, OTHER = "(unattributed)", "(fill)", "(linker)", "(other)"
@@ -137,16 +138,11 @@ def _inlined(owned: Owned, pieces: Iterable[tuple[str, int, int]]) -> Iterator[O
 def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, str]:
     section = elf.sections[row.section]
     if finder is None:
-        return _member(section.member)
+        return member_and_library(section.member)
     part = finder.at(section.name, section.address, row.address)
     if part is None:
         return LINKER, ""
     return (FILL_NAME if part.fill else part.object or LINKER), part.library
-
-
-def _member(name: str) -> tuple[str, str]:
-    library, bracket, member = name.rstrip(")").partition("(")
-    return (member, library) if bracket else (name, "")
 
 
 def _most(pieces: Iterable[tuple[str, int, int]]) -> str:
@@ -163,7 +159,7 @@ def _rest(elf: Elf, table: SymbolTable) -> Iterator[Owned]:
         for section in elf.sections:
             if section.takes_memory:
                 charged = _charged(table, section.index, 0, section.size)
-                origin, library = _member(section.member)
+                origin, library = member_and_library(section.member)
                 yield Owned(charged, "", section.name, origin, library)
         return
     if elf.link_map is None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -166,6 +166,16 @@ def budget_findings(figures: Iterable[Figure]) -> Iterator[Finding]:
         finding = figure.finding()
         if finding is not None:
             yield finding
+
+
+def empty_groups(owners: Attribution, groups: Mapping[str, Sequence[str]]) -> Iterator[Finding]:
+    """Groups that own nothing: most likely patterns that are not what is meant."""
+    owning = {share.name for share in owners.groups if share.total}
+    for name, patterns in groups.items():
+        if name not in owning:
+            listed = ", ".join(repr(pattern) for pattern in patterns[:4])
+            what = f"no owner of bytes matches {listed or 'an empty list of patterns'}"
+            yield Finding("warning", "group-empty", what, name)
 
 
 def overflow_findings(placed: MemoryMap) -> Iterator[Finding]:

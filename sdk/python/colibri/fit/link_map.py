@@ -33,6 +33,11 @@ _LIMIT = 128 << 20
 _LTO_OBJECT = re.compile(
     r"\.ltrans\d*\.(ltrans\.)?o$|\.lto\.o$|lto\.tmp$|ld-temp\.o$|\.lto\.\d+\.o$"
 )
+CROSS_REFERENCES = "Cross Reference Table"
+#: Where the file of a cross reference begins, unless the symbol's name is longer.
+_FILE_COLUMN = 50
+#: How far back a file is looked for that uses a symbol twice.
+MOST_USERS = 64
 FILL = "*fill*"
 #: Sections that linkers list at address 0 because they take no memory.
 _NOT_LOADED = re.compile(
@@ -75,7 +80,11 @@ class MapSection:
 
 @dataclass(slots=True)
 class LinkMap:
-    """A map file. ``symbols`` are global names at addresses, ``constants`` what scripts assign."""
+    """A map file. ``symbols`` are global names at addresses, ``constants`` what scripts assign.
+
+    ``included``: for each archive member the file that needed it, and the symbol. ``uses``
+    (``--cref``): for each symbol the files that name it, the one that defines it first.
+    """
 
     path: Path
     linker: str
@@ -84,6 +93,8 @@ class LinkMap:
     symbols: list[tuple[str, int]] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
     discarded: int = 0
+    included: dict[str, tuple[str, str]] = field(default_factory=dict)
+    uses: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def loaded(self) -> Iterator[MapSection]:
@@ -95,6 +106,28 @@ class LinkMap:
         return any(
             _LTO_OBJECT.search(part.object) for s in self.loaded for part in s.parts if part.size
         )
+
+
+class CrossReferences:
+    """Reads the table of ``--cref``, which both linkers write alike.
+
+    A symbol and the file that defines it, on the lines below the files that use it.
+    """
+
+    def __init__(self, found: LinkMap) -> None:
+        self.uses = found.uses
+        self.name = ""
+
+    def line(self, line: str) -> None:
+        name, file = line[:_FILE_COLUMN].rstrip(), line[_FILE_COLUMN:]
+        if line[_FILE_COLUMN - 1 : _FILE_COLUMN] != " ":
+            name, _, file = line.rpartition(" ")
+        if not file or (name, file) == ("Symbol", "File"):
+            return
+        self.name = name or self.name
+        files = self.uses.setdefault(self.name, [])
+        if file not in files[-MOST_USERS:]:
+            files.append(file)
 
 
 def looks_like_map(head: bytes) -> bool:

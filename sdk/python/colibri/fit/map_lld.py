@@ -12,7 +12,15 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from colibri.fit.link_map import FILL, LinkMap, MapPart, MapSection, object_and_library
+from colibri.fit.link_map import (
+    CROSS_REFERENCES,
+    FILL,
+    CrossReferences,
+    LinkMap,
+    MapPart,
+    MapSection,
+    object_and_library,
+)
 
 _LINE = re.compile(r" *([0-9a-f]+) +([0-9a-f]+) +([0-9a-f]+) +(\d+) (.*)")
 _ASSIGNMENT = re.compile(r"\S+ (=|\+=|-=) .*|(PROVIDE|HIDDEN|PROVIDE_HIDDEN|ASSERT) ?\(.*")
@@ -23,7 +31,10 @@ def parse_lld(path: Path, text: str) -> LinkMap:
     """All that a map of lld says; lines that are not understood are passed over."""
     result = LinkMap(path, "lld")
     section: MapSection | None = None
-    for line in text.splitlines()[1:]:
+    lines = iter(text.splitlines()[1:])
+    for line in lines:
+        if line == CROSS_REFERENCES:
+            break
         found = _LINE.fullmatch(line[:_LIMIT].rstrip())
         if found is None:
             continue
@@ -42,6 +53,9 @@ def parse_lld(path: Path, text: str) -> LinkMap:
             result.sections.append(section)
     for section in result.sections:
         section.parts = list(_with_fill(section))
+    uses = CrossReferences(result)
+    for line in lines:
+        uses.line(line[:_LIMIT].rstrip())
     return result
 
 

@@ -56,6 +56,7 @@ class Row:
     role: str
     address: int
     bytes: int
+    section: int | None = None
 
 
 @dataclass(slots=True)
@@ -242,7 +243,7 @@ def _charge(result: MemoryMap, virtual: bool) -> None:
     covered = {name: Extent() for name in usages}
     for place, piece in _in_charging_order(result.places):
         if piece.region is None:
-            result.outside.append(Row(place.name, place.kind, place.role, piece.start, piece.size))
+            result.outside.append(_row(place, piece, piece.size))
             continue
         usage, loose = usages[piece.region.name], place.role == "loose"
         new = piece.size if loose else covered[piece.region.name].add(piece.start, piece.end)
@@ -254,7 +255,11 @@ def _charge(result: MemoryMap, virtual: bool) -> None:
             usage.load_start = min(start, piece.start)
             usage.load_end = max(usage.load_end, piece.end)
         if new or place.kind == "section":
-            usage.rows.append(Row(place.name, place.kind, place.role, piece.start, new))
+            usage.rows.append(_row(place, piece, new))
+
+
+def _row(place: Place, piece: Piece, size: int) -> Row:
+    return Row(place.name, place.kind, place.role, piece.start, size, place.section)
 
 
 def _in_charging_order(places: Iterable[Place]) -> Iterator[tuple[Place, Piece]]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdict: regions, budgets and forbidden symbols of a placed ELF.
+"""The verdict: regions, budgets and symbols of a placed ELF.
 
 Last step of the ELF trail. Exit codes: 0 fits (or nothing was asked), 1 does not fit, 2 could not
 tell.
@@ -7,42 +7,36 @@ tell.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from colibri.errors import EXIT_BAD_INPUT, EXIT_DOES_NOT_FIT, EXIT_OK, SizeError
 from colibri.fit.attribution import Attribution, attribution
-from colibri.fit.budgets import Figure, budget_findings, figures_of, overflow_findings
+from colibri.fit.budgets import (
+    Figure,
+    budget_findings,
+    empty_groups,
+    figures_of,
+    overflow_findings,
+)
 from colibri.fit.debug_info import read_sources
-from colibri.fit.elf import Elf, Symbol
-from colibri.fit.findings import Finding, summed_up
+from colibri.fit.elf import Elf
+from colibri.fit.findings import UNTOLD, Finding, summed_up
 from colibri.fit.inputs import read_input
 from colibri.fit.link_map import orphans, read_map, with_map
 from colibri.fit.linker_regions import check_linker_regions
 from colibri.fit.memory_map import MemoryMap, build_map
 from colibri.fit.placing_checks import beyond_class
+from colibri.fit.references import References
 from colibri.fit.regions import BoardLike
 from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
 from colibri.fit.stack.report import stack_figure, stack_findings
+from colibri.fit.symbol_rules import BROKEN, SymbolRules, symbol_findings
 from colibri.fit.symbols import OwnSymbol, attribute
 
-_FORBIDDEN = {
-    "heap": (
-        r"_?(malloc|free|calloc|realloc)(_r)?|(posix_)?memalign|aligned_alloc|_?sbrk(_r)?"
-        r"|_Zn[wa][jm].*|_Zd[la]Pv.*"
-    ),
-    "threads": r"pthread_\w+|thrd_\w+",
-    "stdio": (
-        r"_?v?(f|s|sn|as|d)?i?(printf|scanf)(_r)?|f?puts|f?putc|putchar|fopen|fwrite|fread"
-        r"|__(v?f|v?s|v?sn)?printf_chk"
-    ),
-    "exit": r"exit|atexit|abort|__cxa_throw|__cxa_atexit",
-}
-_PATTERNS = {group: re.compile(pattern) for group, pattern in _FORBIDDEN.items()}
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
-_UNTOLD = frozenset({"stack-unknown", "budget-unknown"})
+_UNTOLD = frozenset({"stack-unknown", "budget-unknown", UNTOLD})
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
 
 
@@ -83,6 +77,7 @@ def judge(
     link_map: Path | None = None,
     base: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
+    rules: SymbolRules | None = None,
 ) -> Verdict:
     """Read, place and judge one firmware.
 
@@ -104,13 +99,16 @@ def judge(
         Address of a raw binary.
     groups : mapping, optional
         Patterns by name of a group (:class:`colibri.fit.attribution.Grouping`).
+    rules : SymbolRules, optional
+        Symbols that must or must not be there, owners without variables.
 
     Raises
     ------
     SizeError
         An input that cannot be judged.
     """
-    elf = read_input([path] if isinstance(path, (str, Path)) else path, base)
+    paths = [Path(p) for p in ([path] if isinstance(path, (str, Path)) else path)]
+    elf = read_input(paths, base)
     if link_map is not None:
         elf = with_map(elf, read_map(link_map))
     if stack is not None and elf.format != "elf":
@@ -125,7 +123,7 @@ def judge(
     owners = attribution(placed, table, read_sources(elf), groups)
     findings = [*elf.notes, *placed.findings, *table.findings, *owners.findings]
     findings += [*orphans(elf.link_map)] if elf.link_map is not None else []
-    findings += forbidden(elf, board)
+    findings += symbol_findings(placed, owners, board, rules, References(elf, paths))
     if board is not None:
         regions = [usage.region for usage in placed.usages]
         findings += board_remarks(elf, board)
@@ -133,6 +131,7 @@ def judge(
         findings += check_linker_regions(elf.memory, regions, board.id)
     figures = figures_of(placed, owners, board.budgets if board is not None else None, groups or ())
     findings += [*overflow_findings(placed), *budget_findings(figures)]
+    findings += empty_groups(owners, groups or {})
     report = analyse(elf, stack) if stack is not None else None
     if report is not None:
         budget = getattr(getattr(board, "budgets", None), "stack_depth", None)
@@ -146,7 +145,7 @@ def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
     """One word for all findings."""
     codes = {finding.code for finding in findings if finding.level == "error"} - _UNTOLD
     if elf.kind == "relocatable":
-        return "unknown"
+        return "over" if codes & BROKEN else "unknown"
     if elf.kind == "shared" and "outside" in codes:
         return "unknown"  # its addresses are not final
     if codes:
@@ -155,49 +154,8 @@ def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
 
 
 def _untold(findings: list[Finding]) -> bool:
-    """Whether a budget was set for a figure that is not known."""
+    """Whether a budget or a rule was set, and what it is about is not known."""
     return any(finding.code in _UNTOLD and finding.level == "error" for finding in findings)
-
-
-# -- forbidden symbols ----------------------------------------------------------------------------
-
-
-def forbidden(elf: Elf, board: BoardLike | None) -> Iterator[Finding]:
-    """Functions that firmware must not contain or need; a remark where an OS provides them."""
-    found = {s.name: s for s in elf.symbols if forbidden_group(s) is not None}
-    if board is None or board.os != "none" or elf.kind == "relocatable":
-        if found:
-            yield Finding(
-                "note",
-                "forbidden",
-                (f"contains or needs {', '.join(sorted(found))}: bare-metal firmware must not"),
-                elf.path.name,
-                len(found),
-            )
-        return
-    for name, symbol in sorted(found.items()):
-        where = elf.sections[symbol.section].name if symbol.section is not None else "undefined"
-        how = "is needed but not defined" if symbol.place == "UNDEF" else "is linked in"
-        size = f", {symbol.size:,} B" if symbol.size else ""
-        yield Finding(
-            "error",
-            "forbidden",
-            (f"{name} ({forbidden_group(symbol)}) {how}{size}"),
-            where,
-            symbol.size,
-            0,
-        )
-
-
-def forbidden_group(symbol: Symbol) -> str | None:
-    """The group of a forbidden function: heap, threads, stdio or exit."""
-    undefined = symbol.place == "UNDEF" and symbol.binding != "WEAK"
-    if symbol.kind not in ("FUNC", "GNU_IFUNC", "LOOS") and not undefined:
-        return None
-    if symbol.place == "UNDEF" and not undefined:
-        return None  # a weak reference that nothing satisfied
-    name = symbol.name.split("@", 1)[0]
-    return next((g for g, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
 
 
 # -- the board ------------------------------------------------------------------------------------

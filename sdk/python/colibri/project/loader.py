@@ -14,7 +14,7 @@ from colibri.boards import Board, Budgets, load_board
 from colibri.boards.checks import closest
 from colibri.boards.problems import findings
 from colibri.errors import BoardError, Problem, ProjectError
-from colibri.project.model import Limits, Project, ProjectBoard
+from colibri.project.model import Limits, Project, ProjectBoard, Symbols
 from colibri.toml_files import read_toml
 
 PROJECT_FILE = "colibri.toml"
@@ -30,13 +30,17 @@ class Target:
         The key in the project file.
     board : Board
         Its budgets are those of the board file with the project's laid over them.
+    own_budgets : Budgets
+        Those of the board file.
     """
 
     name: str
     board: Board
+    own_budgets: Budgets
     options: ProjectBoard
     limits: Limits
     application: dict[str, int]
+    symbols: Symbols
 
 
 @dataclass(frozen=True)
@@ -99,9 +103,11 @@ def _targets(file: Path, project: Project) -> Iterator[Target]:
         yield Target(
             name,
             board.model_copy(update={"budgets": budgets}),
+            board.budgets,
             options,
             options.limits or project.limits,
             _there(board, project.application) if application is None else dict(application),
+            options.symbols or project.symbols,
         )
 
 
@@ -194,6 +200,13 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
                "write emulate = ['native']")  # fmt: skip
     names = [region.name for region in board.regions]
     own = options.application is not None
+    for name, region in target.symbols.required.items():
+        if region and region not in names:
+            there = f"{where}.symbols" if options.symbols else "symbols"
+            hint = (
+                "" if options.symbols else f"; rules of this board alone stand in {where}.symbols"
+            )
+            yield f"{there}.required.{name}", f"{board.id}: {_unknown(region, names)}{hint}"
     for name in target.application:
         if name not in names and own:
             yield f"{where}.application", _unknown(name, names)
@@ -204,9 +217,34 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
     for name in target.board.budgets.groups:
         if name not in project.groups:
             yield "budgets.groups", f"{_unknown(name, list(project.groups), 'group')}; see [groups]"
-    sizes = {region.name: region.size for region in board.regions}
-    for place, message in board.budgets.problems(sizes):
-        yield f"{where}.{place}", message
+    yield from _order_problems(project, target)
+
+
+def _order_problems(project: Project, target: Target) -> Iterator[tuple[str, str]]:
+    """Each `warn` that comes after the limit that holds.
+
+    A limit may be laid below a `warn` from under it, which then says nothing; a `warn` that is laid
+    above a limit is a mistake.
+    """
+    room = {region.name: region.usable for region in target.board.regions}
+    under, where = target.own_budgets, f"boards.{target.name}."
+    for prefix, budgets in (("", project.budgets), (where, target.options.budgets)):
+        under = overlaid(under, budgets)
+        given = _given(budgets)
+        for place, message in under.problems(room):
+            if _is_given(given, place.split(".")[1:]):
+                yield f"{prefix}{place}", message
+
+
+def _is_given(table: Any, place: list[str]) -> bool:
+    """Whether a table, with keys that may have dots in them, holds a place."""
+    if not place:
+        return True
+    return isinstance(table, dict) and any(
+        _is_given(table[key], place[n:])
+        for n in range(1, len(place) + 1)
+        if (key := ".".join(place[:n])) in table
+    )
 
 
 def _unknown(name: str, known: list[str], what: str = "region") -> str:

@@ -99,6 +99,9 @@ class Symbols(_Table):
     no_writable: list[Pattern] = Field(
         default=[], description="owners (as in [groups]) that may own no writable memory"
     )
+    may_need: list[Pattern] | None = Field(
+        default=None, description="the only names that may stay undefined"
+    )
 
 
 class Ratchet(_Table):
@@ -133,6 +136,7 @@ class ProjectBoard(_Table):
     )
     limits: Limits | None = Field(default=None, description="instead of the project's")
     application: dict[Name, Size] | None = Field(default=None, description="likewise")
+    symbols: Symbols | None = Field(default=None, description="likewise")
     budgets: Budgets = Field(default=Budgets(), description="over the project's and the board's")
 
 

@@ -27,8 +27,8 @@ kv = "f16"
 prompt = "hummingbird (noun):"
 max_new_tokens = 24
 
-[groups]                        # who owns the bytes: shell patterns
-runtime = ["*libcolibri.a*"]
+[groups]                        # who owns the bytes: shell patterns (docs/check.md)
+runtime = ["symbol:colibri_*"]
 
 [budgets]                       # for every board; a value alone is the limit
 groups.runtime = "64 KiB"
