@@ -508,7 +508,7 @@ def test_a_size_page(tmp_path: Path) -> None:
     reader = read(file.read_text("utf-8"))
     text = said(reader)
     for expected in ("fits", "1,280 B of 65,536 B (2.0 %), 64,256 B free", "main", "buffer",
-                     "against", "1,024", verdict.map.rule):  # fmt: skip
+                     "Against", "1,024", verdict.map.rule):  # fmt: skip
         assert expected in text, expected
     (result,) = [found for found in reader.json if "verdict" in found]
     assert result["regions"][1]["used"] == 0x700

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import Any
 
 from colibri.check.junit import junit
 from colibri.check.markdown import markdown
+from colibri.check.page import page_of
 from colibri.check.rows import CheckResult, counts, word_of
-from colibri.errors import ProjectError
+from colibri.errors import ColibriError, ProjectError
 from colibri.fit.format import as_json
+from colibri.report.html import write_page
 from colibri.text_files import write_text
 
 SCHEMA = 1
+FILES = ("check.json", "summary.md", "junit.xml", "report.html")
 
 
 def fields(result: CheckResult) -> dict[str, Any]:
@@ -42,8 +46,18 @@ def fields(result: CheckResult) -> dict[str, Any]:
     }
 
 
-def write_reports(result: CheckResult, folder: Path) -> None:
-    """``check.json``, ``summary.md``, ``junit.xml``."""
+def remove_reports(folder: Path) -> None:
+    """Takes away those of an earlier check, which nobody may take for this one's."""
+    for name in FILES:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def write_reports(result: CheckResult, folder: Path) -> list[str]:
+    """``check.json``, ``summary.md``, ``junit.xml`` and, with its extra, ``report.html``.
+
+    Returns what could not be written, and why.
+    """
     text = json.dumps({"schema": SCHEMA, **fields(result)}, indent=1, allow_nan=False)
     for name, content in (
         ("check.json", text + "\n"),
@@ -51,3 +65,8 @@ def write_reports(result: CheckResult, folder: Path) -> None:
         ("junit.xml", junit(result)),
     ):
         write_text(folder / name, content, ProjectError)
+    try:
+        write_page(folder / "report.html", page_of(result))
+    except ColibriError as error:
+        return [f"no report.html: {error.what}; {error.hint}"]
+    return []

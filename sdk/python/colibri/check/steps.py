@@ -8,13 +8,13 @@ that one run shows everything there is to mend.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colibri.check.emulation import emulate, same_tokens
 from colibri.check.rows import BoardResult
-from colibri.check.sheet import Sheet
+from colibri.check.sheet import BUDGETS, FIGURES, Sheet
 from colibri.check.sizes import library, size
 from colibri.project.loader import LoadedProject, Target
 from colibri.project.model import Engine
@@ -69,16 +69,18 @@ class BoardCheck:
             self._step("emulate", lambda engine=engine: self._emulate(engine),  # type: ignore[misc]
                        needs=ready, name=f"emulate.{engine}")  # fmt: skip
         same_tokens(self.sheet, result)
-        self.sheet.missing(self._asked())
+        self.sheet.missing(dict.fromkeys(self._asked()))
         return result
 
-    def _asked(self) -> set[str]:
-        """Keys of budgets in the project file; those of a board file hold where they apply."""
-        return {
-            key
-            for budgets in (self.loaded.project.budgets, self.target.options.budgets)
-            for key in budgets.model_fields_set
-        }
+    def _asked(self) -> Iterator[str]:
+        """Figures that the project file holds; those of a board file hold where they apply."""
+        regions = {region.name for region in self.board.regions}
+        for budgets in (self.loaded.project.budgets, self.target.options.budgets):
+            yield from (name for name in FIGURES
+                        if getattr(budgets, BUDGETS.get(name, name)) is not None)  # fmt: skip
+            yield from (f"region.{name}" for name in budgets.regions if name in regions)
+            yield from (f"span.{name}" for name in budgets.spans if name in regions)
+            yield from (f"group.{name}" for name in budgets.groups)
 
     def _step(
         self, step: str, action: Callable[[], None], needs: object = True, name: str = ""

@@ -80,7 +80,8 @@ class MapSection:
 
 @dataclass(slots=True)
 class LinkMap:
-    """A map file. ``symbols`` are global names at addresses, ``constants`` what scripts assign.
+    """A map file. ``symbols`` are global names, their addresses, and the index of the section that
+    lists them; ``constants`` are what scripts assign.
 
     ``included``: for each archive member the file that needed it, and the symbol. ``uses``
     (``--cref``): for each symbol the files that name it, the one that defines it first.
@@ -90,7 +91,7 @@ class LinkMap:
     linker: str
     memory: list[MemoryRange] = field(default_factory=list)
     sections: list[MapSection] = field(default_factory=list)
-    symbols: list[tuple[str, int]] = field(default_factory=list)
+    symbols: list[tuple[str, int, int]] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
     discarded: int = 0
     included: dict[str, tuple[str, str]] = field(default_factory=dict)
@@ -260,7 +261,7 @@ def check_belongs(found: LinkMap, elf: Elf) -> None:
     for symbol in elf.symbols:
         if symbol.binding != "LOCAL" and symbol.section is not None:
             here.setdefault(symbol.name, set()).add(symbol.address & ~1)
-    for name, address in found.symbols:
+    for name, address, _ in found.symbols:
         if name in here and address & ~1 not in here[name]:
             other = min(here[name])
             raise _another_build(

@@ -161,4 +161,4 @@ class _Parser:
             if found := _ASSIGNED.fullmatch(text):
                 self.map.constants[found[1]] = address
         else:
-            self.map.symbols.append((text, address))
+            self.map.symbols.append((text, address, len(self.map.sections) - 1))

@@ -44,7 +44,7 @@ def parse_lld(path: Path, text: str) -> LinkMap:
         what = what.strip()
         if depth >= 16:
             if not what.startswith("$"):
-                result.symbols.append((what, address))
+                result.symbols.append((what, address, len(result.sections) - 1))
         elif depth >= 8:
             if section is not None:
                 section.parts.append(_part(what, address, size))
