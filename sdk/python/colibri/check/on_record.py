@@ -72,15 +72,15 @@ def _rounded(value: Value) -> Value:
 
 def _worse(change: Change) -> Row:
     board, name = change.figure
-    detail = "run with --record --reason TEXT to accept it"
+    what, detail = f"{name}, as on record", "run with --record --reason TEXT to accept it"
     if change.now is None:
         said = f"{name}: {_text(change.before)} on record, gone"
-        return Row(board, _STEP, name, said, "over", f"{said}; {detail}")
+        return Row(board, _STEP, name, what, "over", f"{said}; {detail}")
     assert change.before is not None
     by = change.now - change.before
     sign = "+" if by > 0 else "-"
-    what = f"{name}: {_text(change.before)} on record, {sign}{_text(abs(by))} now"
-    return Row(board, _STEP, name, what, "over", f"{what}; {detail}")
+    said = f"{name}: {_text(change.before)} on record, {sign}{_text(abs(by))} now"
+    return Row(board, _STEP, name, what, "over", f"{said}; {detail}")
 
 
 def _text(value: Value | None) -> str:

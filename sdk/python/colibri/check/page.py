@@ -29,10 +29,9 @@ def page_of(result: CheckResult) -> Page:
 
 
 def _verdict_row(row: Row) -> VerdictRow:
-    held = row.limit if row.limit is not None else row.warn
     return VerdictRow(
         row.board, row.step, row.what, "" if row.value is None else row.value,
-        row.bound if held is None else held, row.status, row.unit, row.kind,
+        row.bound, row.status, row.unit, row.kind,
         row.detail if row.status in SAID else "",
     )  # fmt: skip
 
