@@ -356,9 +356,9 @@ BAD = {
     "checkpoint": ('image = "{image}"', 'checkpoint = "nix"', "pack", "is not a folder"),
     "no model in it": ('image = "{image}"', 'checkpoint = "."', "pack", "config.json"),
     "not an image": ("{image}", "colibri.toml", "pack", "not a Colibri image"),
-    "text without tokenizer": ("tokens = [1, 2, 3]", 'prompt = "x"', "emulate.native", "run.tokens"),
+    "no tokenizer": ("tokens = [1, 2, 3]", 'prompt = "x"', "emulate.native", "run.tokens"),
     "nothing to run": ("tokens = [1, 2, 3]\n", "", "emulate.native", "give prompt, or tokens"),
-    "token out of range": ("[1, 2, 3]", "[320]", "emulate.native", "ids of this image are 0 to 319"),
+    "token": ("[1, 2, 3]", "[320]", "emulate.native", "ids of this image are 0 to 319"),
     "prompt too long": ("[1, 2, 3]", str([1] * 300), "emulate.native", "shorten it to 256"),
     "context": ("[run]", "[limits]\ncontext = 9999\n[run]", "plan", "at most 256"),
 }  # fmt: skip
