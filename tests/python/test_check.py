@@ -125,6 +125,8 @@ def test_rows_of_a_planned_board(run: Check, small: Callable[..., str], image: P
     assert done.code == 0, done.out + done.err
     assert done.steps == [
         ("pack", "image", "info"), ("plan", "fits", "ok"), ("plan", "arena", "info"),
+        ("plan", "planned.SRAM", "ok"), ("plan", "planned.FLASH", "ok"),
+        ("plan", "planned.PSRAM", "info"), ("plan", "application", "info"),
         ("emulate", "emulate.native", "ok"), ("emulate", "tok_s", "info"),
         ("emulate", "first_token_s", "info"), ("emulate", "deadline_s", "info"),
     ]  # fmt: skip
@@ -139,7 +141,7 @@ def test_rows_of_a_planned_board(run: Check, small: Callable[..., str], image: P
     first, rate = predicted["first_token_s"]["mid"], predicted["decode_tok_s"]["mid"]
     assert done.row("deadline_s")["value"] == pytest.approx(first + 3 / rate)
     assert re.search(r"~[\d.,]+ tok/s", done.out)
-    assert done.out.rstrip().endswith("fits: small, 1 board, 2 ok")
+    assert done.out.rstrip().endswith("fits: small, 1 board, 4 ok")
 
 
 def test_rows_of_a_firmware_alone(run: Check, firmware: Callable[..., str]) -> None:
@@ -256,7 +258,7 @@ def test_predictions_are_held_by_their_likely_value(
     assert (fits.code, fits.row(budget)["status"]) == (0, "ok")
 
 
-@pytest.mark.parametrize("budget", [*OF_MODEL, *OF_FIRMWARE])
+@pytest.mark.parametrize("budget", [*OF_MODEL, *(b for b in OF_FIRMWARE if "regions" not in b)])
 def test_a_budget_without_a_figure_is_unknown(
     run: Check, small: Callable[..., str], firmware: Callable[..., str], budget: str
 ) -> None:
@@ -271,6 +273,18 @@ def test_a_budget_without_a_figure_is_unknown(
     assert done.row(name)["status"] == "unknown"
     assert f"budgets.{budget}" in done.row(name)["what"] + done.row(name)["detail"]
     assert "would" in done.row(name)["detail"]
+
+
+def test_a_region_s_budget_holds_what_is_planned(run: Check, small: Callable[..., str]) -> None:
+    """With the engine, the firmware's reserve and the application, before there is firmware."""
+    value = int(run(small(board="emulate = []\n")).row("planned.SRAM")["value"])
+    for limit, code in ((value, 0), (value - 1, 1)):
+        done = run(small(f"[budgets]\nregions.SRAM = {{ warn = 9, limit = {limit} }}",
+                         "emulate = []\n"))  # fmt: skip
+        assert done.code == code
+        assert "region.SRAM" not in {r["name"] for r in done.json["rows"]}
+    more = run(small("[application]\nSRAM = 65536", "emulate = []\n"))
+    assert more.row("planned.SRAM")["value"] >= value + 65536
 
 
 def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
@@ -558,7 +572,7 @@ def test_markdown_tables_keep_their_shape() -> None:
 def test_markdown_says_what_is_wrong_before_all_else(run: Check, small: Callable[..., str]) -> None:
     done = run(small("[budgets]\nimage_bytes = 1"))
     text = (done.folder / "summary.md").read_text(encoding="utf-8")
-    assert text.startswith("## small: does not fit\n\n1 board, 1 over, 2 ok\n")
+    assert text.startswith("## small: does not fit\n\n1 board, 1 over, 4 ok\n")
     assert "more than budgets.image\\_bytes limit = 1 B" in text[: text.index("<details>")]
     assert "is predicted from figures of the board, not measured" in text
 

@@ -71,11 +71,12 @@ def render(page: Page) -> str:
     """The text of the file."""
     style = files("colibri.report").joinpath("page.css").read_text("utf-8")
     scripts = _scripts(page)
-    return _template().render(
+    text: str = _template().render(
         page=page, style=_palette_css() + style, scripts=scripts, policy=_policy(scripts),
         pictures=_pictures, roles=ROLES, strip_cells=STRIP_CELLS, most_rows=MOST_ROWS,
         most_pieces=MOST_PIECES, most_trees=MOST_TREES, column=_column,
     )  # fmt: skip
+    return text
 
 
 @cache
