@@ -103,8 +103,8 @@ class BoardCheck:
                 self.images[order] = self._packed(order)
             ready = self.images[order]
         self.result.image = ready
-        self.sheet.held("pack", "image", "the image, all its files", Image(ready, map=False).bytes,
-                        "image_bytes")  # fmt: skip
+        size = sum(file.bytes for file in Image(ready, map=False).files)
+        self.sheet.held("pack", "image", "the image, all its files", size, "image_bytes")
 
     def _packed(self, order: Order) -> Path:
         from colibri.pack import pack
