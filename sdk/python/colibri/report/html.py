@@ -178,7 +178,7 @@ def _cell(value: Cell) -> str:
         case Address():
             return f"{value:#x}"
         case Change():
-            return f"{value:+,}"
+            return f"{value:+,}" if value else "0"
         case int():
             return f"{value:,}"
         case float():
