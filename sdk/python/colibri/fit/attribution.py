@@ -19,7 +19,7 @@ from colibri.fit.debug_info import Sources
 from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.link_map import LinkMap, PartFinder
-from colibri.fit.memory_map import MemoryMap
+from colibri.fit.memory_map import OWN, MemoryMap
 from colibri.fit.objects import member_and_library
 from colibri.fit.symbols import OwnSymbol, SymbolTable
 
@@ -185,7 +185,7 @@ def _charged(table: SymbolTable, section: int, address: int, size: int) -> dict[
 def _left(placed: MemoryMap, owned: Iterable[Owned]) -> dict[str, int]:
     """Bytes of each region that nobody owns; the model image and the stack are their own."""
     left = {
-        usage.region.name: sum(r.bytes for r in usage.rows if r.kind not in ("image", "stack"))
+        usage.region.name: sum(r.bytes for r in usage.rows if r.kind not in OWN)
         for usage in placed.usages
     }
     for part in owned:
