@@ -85,7 +85,7 @@ class _Joined:
             self.unsized.append(name)
         moved = dict(self.place(elf, name, len(self.objects)))
         self.symbols += (
-            s if s.section is None else replace(s, section=moved[s.section])
+            s if s.section is None else s._replace(section=moved[s.section])
             for s in elf.symbols
             if s.section is None or s.section in moved
         )

@@ -7,8 +7,10 @@ tell.
 
 from __future__ import annotations
 
+import gc
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -40,7 +42,7 @@ _FORBIDDEN = {
     ),
     "exit": r"exit|atexit|abort|__cxa_throw|__cxa_atexit",
 }
-_PATTERNS = {group: re.compile(pattern) for group, pattern in _FORBIDDEN.items()}
+_PATTERN = re.compile("|".join(f"(?P<{group}>{text})" for group, text in _FORBIDDEN.items()))
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
 _UNTOLD = "stack-unknown"
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
@@ -109,6 +111,31 @@ def judge(
     SizeError
         An input that cannot be judged.
     """
+    with _collector_at_rest():
+        return _judge(path, board, image, stack, link_map, base, groups)
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Millions of records that form no cycles: walking them over and over finds nothing."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _judge(
+    path: str | Path | Sequence[str | Path],
+    board: BoardLike | None,
+    image: Path | None,
+    stack: StackOptions | None,
+    link_map: Path | None,
+    base: int | None,
+    groups: Mapping[str, Sequence[str]] | None,
+) -> Verdict:
     elf = read_input([path] if isinstance(path, (str, Path)) else path, base)
     if link_map is not None:
         elf = with_map(elf, read_map(link_map))
@@ -194,8 +221,8 @@ def forbidden_group(symbol: Symbol) -> str | None:
         return None
     if symbol.place == "UNDEF" and not undefined:
         return None  # a weak reference that nothing satisfied
-    name = symbol.name.split("@", 1)[0]
-    return next((g for g, pattern in _PATTERNS.items() if pattern.fullmatch(name)), None)
+    found = _PATTERN.fullmatch(symbol.name.split("@", 1)[0])
+    return found.lastgroup if found is not None else None
 
 
 # -- the board ------------------------------------------------------------------------------------
@@ -253,26 +280,26 @@ def region_findings(placed: MemoryMap, budgets: Any) -> Iterator[Finding]:
             )
         budget = budgets.regions.get(region.name) if budgets else None
         if budget is not None:
-            yield from _region_budget(usage, capacity, budget.warn, budget.limit)
+            yield from _held("uses", usage.used, usage, budget)
+            if budget.span is not None:
+                what = "as one flat file, gaps padded, spans"
+                yield from _held(what, usage.load_span, usage, budget.span)
 
 
-def _region_budget(usage: Usage, capacity: int, warn: object, limit: object) -> Iterator[Finding]:
-    for level, code, mark in (("error", "budget", limit), ("warning", "budget-warn", warn)):
-        if mark is None:
-            continue
-        most: int = mark.of(capacity)  # type: ignore[attr-defined]
-        if usage.used > most:
-            yield Finding(
-                level,
-                code,
-                (
-                    f"{usage.region.name} uses {usage.used:,} B, {usage.used - most:,} B more than "
-                    f"its {'limit' if level == 'error' else 'warning mark'} of {most:,} B"
-                ),
-                usage.region.name,
-                usage.used,
-                most,
+def _held(what: str, value: int, usage: Usage, marks: Any) -> Iterator[Finding]:
+    """A region's figure against its limit and, below that, its warning mark."""
+    name, capacity = usage.region.name, usage.region.capacity
+    for level, code, mark in (
+        ("error", "budget", marks.limit),
+        ("warning", "budget-warn", marks.warn),
+    ):
+        most = mark.of(capacity) if mark is not None else value
+        if value > most:
+            text = (
+                f"{name} {what} {value:,} B, {value - most:,} B more than its "
+                f"{'limit' if level == 'error' else 'warning mark'} of {most:,} B"
             )
+            yield Finding(level, code, text, name, value, most)
             return
 
 
