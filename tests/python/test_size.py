@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import elf_writer as ew
+from colibri.boards import RegionBudget
 from colibri.errors import SizeError
 from colibri.fit import Verdict, judge
 from elf_writer import ARM, AX, FUNC, OBJECT, WA, A, ElfWriter
@@ -306,6 +307,31 @@ def test_b40_gap_between_flash_sections(sized: Any) -> None:
     elf.load([elf.section(".b", FLASH + 0xF000, b"\x01" * 0x100, flags=AX)])
     flash = usage(sized(elf), "FLASH")
     assert (flash.used, flash.load_span) == (0x200, 0xF100)
+
+
+@pytest.mark.parametrize(
+    ("span", "code", "says"),
+    [
+        ({"limit": 0xF100}, None, ""),
+        ({"limit": 0xF0FF}, "budget", "61,696 B, 1 B more than its limit of 61,695 B"),
+        ({"warn": 0xF0FF, "limit": 0xF100}, "budget-warn", "its warning mark of 61,695 B"),
+        ({"limit": "94 %"}, "budget", "more than its limit of 61,603 B"),
+        ({"limit": "95 %"}, None, ""),
+    ],
+)
+def test_b40_openevse_1241_the_gate_can_use_the_flat_file(
+    sized: Any, span: dict[str, Any], code: str | None, says: str
+) -> None:
+    """0x200 bytes fit any budget of what is used; the file with its gap of 60 KiB does not."""
+    elf = ElfWriter()
+    elf.load([elf.section(".a", FLASH, b"\x01" * 0x100, flags=AX)])
+    elf.load([elf.section(".b", FLASH + 0xF000, b"\x01" * 0x100, flags=AX)])
+    budget = RegionBudget.model_validate({"limit": 0x200, "span": span})
+    verdict = sized(elf, board(budgets={"regions": {"FLASH": budget}}))
+    assert verdict.exit_code == (1 if code == "budget" else 0)
+    assert [c for c in codes(verdict) if c.startswith("budget")] == ([code] if code else [])
+    assert code is None or says in said(verdict, code)
+    assert code is None or "FLASH as one flat file, gaps padded, spans" in said(verdict, code)
 
 
 def test_b52_b82_outside_every_region(sized: Any) -> None:

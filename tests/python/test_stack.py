@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from colibri.boards.model import RegionBudget
+from colibri.boards.model import Marks
 from colibri.cli import main
 from colibri.errors import SizeError
 from colibri.fit import judge
@@ -441,7 +441,7 @@ def test_exit_codes(
 @pytest.mark.parametrize(("limit", "verdict"), [("18 %", "over"), ("19 %", "fits"), (40, "over")])
 def test_budget_of_a_board(tmp_path: Path, limit: object, verdict: str) -> None:
     """Percentages are of the reserved stack, here 256 bytes."""
-    budget = RegionBudget.model_validate({"limit": limit})
+    budget = Marks.model_validate({"limit": limit})
     budgeted = board(budgets={"stack_depth": budget})
     assert judge(vectors(tmp_path), budgeted, stack=StackOptions()).verdict == verdict
     assert judge(vectors(tmp_path), budgeted).verdict == "fits"  # nobody asked

@@ -284,11 +284,21 @@ class Limit(_Table):
         return int(capacity * self.percent / 100)
 
 
-class RegionBudget(_Table):
-    """Budget of one region: `warn` is reported, `limit` fails."""
+class Marks(_Table):
+    """`warn` is reported, `limit` fails."""
 
     warn: Limit | None = None
     limit: Limit | None = None
+
+
+class RegionBudget(Marks):
+    """Budget of one region: of what it uses, and of a flat file of it."""
+
+    span: Marks | None = Field(
+        default=None,
+        description="held against the length of a flat file, from the first stored byte to the "
+        "last, gaps padded: what some flashing tools write",
+    )
 
 
 class Budgets(_Table):
@@ -297,7 +307,7 @@ class Budgets(_Table):
     regions: dict[Name, RegionBudget] = {}
     image_bytes: Size | None = None
     stack_bytes: Size | None = None
-    stack_depth: RegionBudget | None = Field(
+    stack_depth: Marks | None = Field(
         default=None,
         description="worst-case stack of `colibri size --stack`; percentages are of the stack "
         "that the linker reserves",

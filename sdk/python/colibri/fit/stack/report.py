@@ -29,7 +29,7 @@ def stack_findings(report: StackReport, reserved: int, budget: Any = None) -> It
     ----------
     reserved : int
         Bytes between the linker's stack symbols, or 0.
-    budget : RegionBudget, optional
+    budget : Marks, optional
         ``budgets.stack_depth`` of a board: sizes, or percentages of the reserved stack.
     """
     limits = {"error": report.limit, "warning": report.warn}
