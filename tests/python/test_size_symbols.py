@@ -21,7 +21,7 @@ from colibri.fit import Verdict, judge
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json
 from elf_writer import ARM, AX, FUNC, NOTYPE, OBJECT, WA, A, ElfWriter
-from size_support import CODE, FLASH, RAM, board, codes, firmware, judge_in, said
+from size_support import CODE, FLASH, RAM, board, codes, firmware, judge_in, said, usage
 
 
 @pytest.fixture
@@ -106,6 +106,20 @@ def test_symbols_without_a_size_own_nothing_and_cut_nothing(sized: Any) -> None:
     elf.symbol("absent", 0, 0, NOTYPE, section=0, bind=ew.WEAK)
     (symbol,) = sized(elf).symbols
     assert (symbol.name, symbol.size, symbol.clipped) == ("whole", 0x40, False)
+
+
+def test_thread_local_symbols_without_a_template_own_nothing(sized: Any) -> None:
+    """Their value is an offset into a TLS segment. There is none, so it is no address."""
+    elf = ElfWriter()
+    elf.load([elf.section(".text", FLASH, CODE * 0x40, flags=AX)])
+    data = elf.section(".data", RAM, b"\x07" * 0x100, flags=WA)
+    elf.load([data], paddr=FLASH + 0x80)
+    elf.symbol("table", RAM, 0x80, OBJECT, section=data)
+    elf.symbol("errno", RAM + 0x80, 8, ew.TLS, section=data)
+    verdict = sized(elf)
+    assert [s.name for s in verdict.symbols] == ["table"]
+    assert usage(verdict, "SRAM").unattributed == 0x80
+    assert [s.place for s in verdict.elf.symbols if s.name == "errno"] == ["OTHER"]
 
 
 def test_a_strong_name_stands_before_a_weak_one(sized: Any) -> None:
