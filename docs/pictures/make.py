@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import pty
 import re
+import shutil
 import struct
 import subprocess
 import sys
@@ -36,6 +37,10 @@ PICTURES = {
     "cpu": f"{ASK} \\\n    --machine cpu",
     "size": f"colibri size demo/firmware-{BOARD}/firmware.elf --board {BOARD}",
 }
+#: A page, and how much of it a browser shows.
+PAGE = f"""colibri size demo/firmware-{BOARD}/firmware.elf --board {BOARD} \\
+    --map demo/firmware-{BOARD}/firmware.map --html size.html"""
+PAGE_SIZE = (1000, 1600)
 # The export's own template, without the web font it would fetch.
 FORMAT = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL).replace(
     "Fira Code", "DejaVu Sans Mono, Menlo, Consolas"
@@ -80,10 +85,26 @@ def picture(name: str, command: str, output: str) -> None:
     (HERE / f"{name}.svg").write_text(svg, "utf-8")
 
 
+def page_picture(folder: str) -> None:
+    """A page as a browser without a window shows it."""
+    browser = shutil.which("chromium")
+    if browser is None:
+        print("no chromium: size-page.png stays as it is", file=sys.stderr)
+        return
+    output_of(PAGE, folder)
+    command = [
+        browser, "--headless", "--no-sandbox", "--hide-scrollbars", "--virtual-time-budget=5000",
+        f"--window-size={PAGE_SIZE[0]},{PAGE_SIZE[1]}", f"--screenshot={HERE / 'size-page.png'}",
+        (Path(folder) / "size.html").as_uri(),
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
+
+
 def main() -> None:
     """All pictures, in order: later commands use what the demo made."""
     with tempfile.TemporaryDirectory() as folder:
         outputs = {name: output_of(command, folder) for name, command in PICTURES.items()}
+        page_picture(folder)
     for name, command in PICTURES.items():
         picture(name, command, outputs[name])
 

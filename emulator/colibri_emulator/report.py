@@ -16,7 +16,8 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from colibri.cli.common import bar, table
+from colibri.cli.common import table
+from colibri.report.bars import Bar, Piece, terminal_bar
 from colibri.units import format_bytes
 
 Machine = Literal["native", "cpu"]
@@ -105,6 +106,15 @@ class RegionUse(_Model):
     used: int  # planned
     high_water: int  # counted: what the engine took
     written: int | None = None  # counted: end of the last byte that changed, by reading back
+
+    def bar(self, buffers: tuple[Piece, ...] = ()) -> Bar:
+        """What the engine took, in `buffers`; where that is not the plan, the plan is a mark."""
+        note = f"planned {self.used:,} B"
+        if self.written is not None:
+            note += f"; written up to byte {self.written:,} (counted)"
+        pieces = buffers or (Piece("engine, high water", "work", self.high_water),)
+        limit = self.used if self.used != self.high_water else None
+        return Bar(f"{self.name}, the engine's", None, self.size, pieces, limit=limit, note=note)
 
 
 class Counts(_Model):
@@ -217,7 +227,8 @@ class EmulationReport(_Model):
             yield f"{use.name} at work", f"{busy}, {hidden}  (predicted)"
 
     def _memory(self) -> Table:
-        rows = table("Memory", "region", ">size", ">planned", ">high water", ">written", "")
+        columns = ("region", ">size", ">planned", ">high water", ">written", "")
+        rows = table("Memory", *columns, caption="B: the engine's buffers, high water")
         for use in self.regions:
             rows.add_row(
                 use.name,
@@ -225,7 +236,7 @@ class EmulationReport(_Model):
                 f"{use.used:,} B",
                 f"{use.high_water:,} B",
                 "–" if use.written is None else f"{use.written:,} B",
-                bar(use.high_water, use.size, 16),
+                terminal_bar(use.bar(), 16),
             )
         return rows
 

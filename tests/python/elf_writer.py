@@ -16,10 +16,11 @@ from pathlib import Path
 
 X86, ARM, X86_64, AARCH64, RISCV, XTENSA = 3, 40, 62, 183, 243, 94
 EXEC, DYN, REL = 2, 3, 1
-NOTYPE, OBJECT, FUNC, FILE, TLS = 0, 1, 2, 4, 6
+NOTYPE, OBJECT, FUNC, SECTION, FILE, TLS = 0, 1, 2, 3, 4, 6
 LOCAL, GLOBAL, WEAK = 0, 1, 2
 ABS, COMMON, XINDEX = 0xFFF1, 0xFFF2, 0xFFFF
 PROGBITS, SYMTAB, STRTAB, NOBITS, GROUP, SYMTAB_SHNDX = 1, 2, 3, 8, 17, 18
+SHT_RELA, SHT_REL = 4, 9
 W, A, X, T = 1, 2, 4, 0x400
 AX, WA = A | X, W | A
 
@@ -38,6 +39,7 @@ class _Section:
     entry: int = 0
     offset: int = -1
     signature: str = ""
+    entries: tuple[tuple[int, str, int, int], ...] = ()
 
 
 @dataclass
@@ -85,6 +87,19 @@ class ElfWriter:
         data = struct.pack(f"{self._order}{len(members) + 1}I", flags, *members)
         index = self.section(".group", 0, data, flags=0, kind=GROUP, align=4)
         self.sections[index].signature = signature
+        return index
+
+    def relocate(
+        self, section: int, *entries: tuple[int, str, int, int], addends: bool = True
+    ) -> int:
+        """A relocation table of a section: place, symbol's name, type, addend of each entry.
+
+        Without `addends` the last number is not stored: the section's content has it.
+        """
+        kind = SHT_RELA if addends else SHT_REL
+        name = (".rela" if addends else ".rel") + self.sections[section].name
+        index = self.section(name, 0, b"", flags=0, kind=kind, align=4)
+        self.sections[index].info, self.sections[index].entries = section, entries
         return index
 
     def load(
@@ -197,6 +212,10 @@ class ElfWriter:
             if section.signature:
                 section.link = index
                 section.info = 1 + [s[0] for s in ordered].index(section.signature)
+        numbers = {symbol[0]: number for number, symbol in enumerate(ordered, 1)}
+        for section in (s for s in sections if s.entries):
+            section.link = index
+            self._relocations(section, numbers)
         entry = 16 if self.bits == 32 else 24
         sections.append(
             _Section(".symtab", SYMTAB, 0, 0, data, len(data), 4, index + 1, locals_, entry)
@@ -207,6 +226,16 @@ class ElfWriter:
             sections.append(
                 _Section(".symtab_shndx", SYMTAB_SHNDX, 0, 0, packed, len(packed), 4, index, 0, 4)
             )
+
+    def _relocations(self, section: _Section, numbers: dict[str, int]) -> None:
+        shift, addends = 8 if self.bits == 32 else 32, section.kind == SHT_RELA
+        narrow, wide = ("IIi", "QQq") if addends else ("II", "QQ")
+        section.data = b"".join(
+            self._pack(narrow, wide, place, numbers[name] << shift | kind, *[addend][:addends])
+            for place, name, kind, addend in section.entries
+        )
+        section.size = len(section.data)
+        section.entry = section.size // len(section.entries)
 
     # -- records --------------------------------------------------------------------------------
 

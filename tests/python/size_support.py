@@ -8,6 +8,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from colibri.boards import Budgets
 from colibri.fit import Verdict, judge
 from colibri.fit.memory_map import Usage
 from elf_writer import AX, FUNC, OBJECT, WA, ElfWriter
@@ -50,12 +51,6 @@ def board(
         region("SRAM", RAM, 0x20000, reserved=ram_reserved),
         *more,
     ]
-    limits: dict[str, Any] = {
-        "regions": {},
-        "image_bytes": None,
-        "stack_bytes": None,
-        "code_bytes": None,
-    }
     return SimpleNamespace(
         id="test-board",
         os=os,
@@ -64,7 +59,7 @@ def board(
         firmware=SimpleNamespace(
             model_region="FLASH", target="cortex-m33", os_reserve_bytes=0, os_reserve_reason=""
         ),
-        budgets=SimpleNamespace(**limits | (budgets or {})),
+        budgets=Budgets.model_validate(budgets or {}),
     )
 
 

@@ -17,11 +17,13 @@ from archive import global_symbols, writable_bytes
 from colibri.boards import Board, load_board
 from colibri.cli import main
 from colibri.errors import BuildError, DoesNotFitError
+from colibri.fit import judge
+from colibri.fit.symbol_rules import LIBRARY_RULES
 from colibri.image import Image
 from colibri_emulator.build_firmware import Firmware, build_firmware, load_firmware
 from colibri_emulator.image_needs import image_needs
 from colibri_emulator.kernel_tables import pick_table
-from colibri_emulator.layout import CODE_BYTES, MAX_REGIONS, Layout, board_layout
+from colibri_emulator.layout import MAX_REGIONS, Layout, board_layout
 from colibri_emulator.mailbox import Mailbox
 from colibri_emulator.symbols import Program
 from colibri_emulator.toolchain import TARGETS, Gcc, Source, compile_all, find_toolchain
@@ -34,7 +36,7 @@ BARE = (
     "qemu-virt-riscv64", "qemu-virt-riscv64v",
 )  # fmt: skip
 NEEDED = {"memcpy", "memmove", "memset", "memcmp"}
-IMAGE_BYTES, VOCABULARY = 5_289_152, 4096
+IMAGE_BYTES, VOCABULARY, CODE = 5_289_152, 4096, 40 * 1024
 
 
 def toolchain_of(name: str, board: Board) -> str:
@@ -70,7 +72,7 @@ def spans(layout: Layout) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", BARE)
 def test_layout_parts_lie_in_the_board_and_apart(name: str, vocabulary: int) -> None:
     board = load_board(name)
-    layout = board_layout(board, IMAGE_BYTES, vocabulary)
+    layout = board_layout(board, IMAGE_BYTES, vocabulary, code_bytes=CODE)
     taken = spans(layout)
     for (_, end), (start, _) in pairwise(taken):
         assert end <= start
@@ -85,18 +87,22 @@ def test_layout_parts_lie_in_the_board_and_apart(name: str, vocabulary: int) -> 
 
 def test_layout_of_the_pico_to_the_byte() -> None:
     """520 KiB SRAM less 8 KiB stack and 24 KiB reserve; the image behind the code in flash."""
-    layout = board_layout(load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY)
+    layout = board_layout(
+        load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY, code_bytes=CODE
+    )
     sram = 520 * 1024
     assert [(r.name, r.base, r.size) for r in layout.regions] == [
         ("SRAM", 0x20000000 + 32 * 1024, sram - 32 * 1024),
         ("PSRAM", 0x11000000, 8 << 20),
     ]
-    assert layout.model_base == 0x10000000 + CODE_BYTES
+    assert layout.model_base == 0x10000000 + CODE
     assert (layout.logits_base, layout.logits_bytes) == (0x20004000, 4 * VOCABULARY)
 
 
 def test_logits_that_outgrow_the_reserve_follow_it() -> None:
-    layout = board_layout(load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY + 1)
+    layout = board_layout(
+        load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY + 1, code_bytes=CODE
+    )
     reserve_end = 0x20000000 + 32 * 1024
     assert (layout.data_limit, layout.logits_base) == (reserve_end, reserve_end)
     assert layout.regions[0].base == reserve_end + 4 * VOCABULARY + 64
@@ -104,13 +110,15 @@ def test_logits_that_outgrow_the_reserve_follow_it() -> None:
 
 def test_layout_gives_the_rest_of_a_region_behind_an_image_in_ram() -> None:
     board = load_board("qemu-virt-riscv64")
-    small, large = (board_layout(board, size, VOCABULARY) for size in (4096, 4096 * 3))
+    small, large = (
+        board_layout(board, size, VOCABULARY, code_bytes=CODE) for size in (4096, 4096 * 3)
+    )
     assert small.regions[0].size - large.regions[0].size == 4096 * 2
 
 
 def test_layout_refuses_an_image_larger_than_its_region() -> None:
     with pytest.raises(DoesNotFitError, match="FLASH"):
-        board_layout(load_board("pimoroni-pico-plus-2"), 16 << 20, VOCABULARY)
+        board_layout(load_board("pimoroni-pico-plus-2"), 16 << 20, VOCABULARY, code_bytes=CODE)
 
 
 # Builds
@@ -128,6 +136,8 @@ def test_library_needs_four_functions_and_hides_the_rest(
     assert {symbol for symbol in defined if not symbol.startswith("colibri_")} == set()
     assert "colibri_infer" in defined
     assert writable_bytes(made.library) == 0
+    verdict = judge(made.library, rules=LIBRARY_RULES)
+    assert (verdict.exit_code, [f.what for f in verdict.findings if f.level == "error"]) == (0, [])
 
 
 @pytest.mark.parametrize("toolchain", ["zig", "gcc"])

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 
 import elf_writer as ew
-from colibri.boards import RegionBudget
 from colibri.errors import SizeError
 from colibri.fit import Verdict, judge
 from elf_writer import ARM, AX, FUNC, OBJECT, WA, A, ElfWriter
@@ -317,9 +316,13 @@ def test_openevse_1241_gap_between_flash_sections(sized: Any) -> None:
     ("span", "code", "says"),
     [
         ({"limit": 0xF100}, None, ""),
-        ({"limit": 0xF0FF}, "budget", "61,696 B, 1 B more than its limit of 61,695 B"),
-        ({"warn": 0xF0FF, "limit": 0xF100}, "budget-warn", "its warning mark of 61,695 B"),
-        ({"limit": "94 %"}, "budget", "more than its limit of 61,603 B"),
+        ({"limit": 0xF0FF}, "budget", "1 B more than budgets.spans.FLASH limit = 61,695 B"),
+        (
+            {"warn": 0xF0FF, "limit": 0xF100},
+            "budget-warn",
+            "1 B more than budgets.spans.FLASH warning mark = 61,695 B",
+        ),
+        ({"limit": "94 %"}, "budget", "more than budgets.spans.FLASH limit = 61,603 B"),
         ({"limit": "95 %"}, None, ""),
     ],
 )
@@ -330,12 +333,12 @@ def test_openevse_1241_the_gate_can_use_the_flat_file(
     elf = ElfWriter()
     elf.load([elf.section(".a", FLASH, b"\x01" * 0x100, flags=AX)])
     elf.load([elf.section(".b", FLASH + 0xF000, b"\x01" * 0x100, flags=AX)])
-    budget = RegionBudget.model_validate({"limit": 0x200, "span": span})
-    verdict = sized(elf, board(budgets={"regions": {"FLASH": budget}}))
+    budgets = {"regions": {"FLASH": 0x200}, "spans": {"FLASH": span}}
+    verdict = sized(elf, board(budgets=budgets))
     assert verdict.exit_code == (1 if code == "budget" else 0)
     assert [c for c in codes(verdict) if c.startswith("budget")] == ([code] if code else [])
     assert code is None or says in said(verdict, code)
-    assert code is None or "FLASH as one flat file, gaps padded, spans" in said(verdict, code)
+    assert code is None or "flat file of FLASH: 61,696 B" in said(verdict, code)
 
 
 def test_simavr_504_zephyr_37658_outside_every_region(sized: Any) -> None:

@@ -167,6 +167,54 @@ def test_mapfile_parser_37_fill_is_a_row_of_its_own(tmp_path: Path) -> None:
     assert fill.bytes == {"FLASH": 0x12}
 
 
+OVERLAYS = """\
+Memory Configuration
+
+Name             Origin             Length             Attributes
+FLASH            0x08000000         0x00010000         xr
+RAM              0x20000000         0x00020000         xrw
+*default*        0x00000000         0xffffffff
+
+Linker script and memory map
+
+.quick          0x20000000      0x100 load address 0x08000000
+ .quick         0x20000000      0x100 main.o
+                0x20000000                filter
+
+.lines          0x20000100      0x400 load address 0x08000100
+ .lines         0x20000100      0x400 main.o
+                0x20000100                line
+
+.window         0x20000500       0x80 load address 0x08000100
+ .window        0x20000500       0x80 main.o
+
+.mode_a         0x20000580      0x180 load address 0x08000180
+ .mode_a        0x20000580      0x180 main.o
+                0x20000580                first
+
+.mode_b         0x20000580      0x280 load address 0x08000300
+ .mode_b        0x20000580      0x280 main.o
+                0x20000580                second
+"""
+
+
+def test_llvm_54075_eld_1748_map_sections_that_store_nothing(
+    tmp_path: Path,
+) -> None:
+    """`.window` is loaded where `.lines` would be: `.lines` has no bytes, whatever its name."""
+    verdict = judge(written(tmp_path, OVERLAYS))
+    assert used(verdict) == {"FLASH": 0x100 + 0x80 + 0x180 + 0x280, "RAM": 0x580 + 0x280}
+    assert verdict.verdict == "fits"
+    sizes = {s.name: s.size for s in verdict.symbols}
+    assert sizes == {
+        "filter": 0x100,
+        "line": 0x400,
+        ".window": 0x80,
+        "first": 0x180,
+        "second": 0x280,
+    }
+
+
 def test_memory_map_plugin_44_an_unused_region_is_at_0_percent(tmp_path: Path) -> None:
     verdict = judge(written(tmp_path, GNU))
     empty = usage(verdict, "CCM")

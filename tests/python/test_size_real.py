@@ -112,7 +112,11 @@ def test_nrf_softsim_194_canary(tmp_path: Path, target: str) -> None:
     before, after = build(tmp_path, target), build(tmp_path, target, size=512 + 1024)
     result = compare(judge(after, board()), before, board())
     assert {d.name: d.delta for d in result.regions}["SRAM"] == 1024
-    assert [(d.name, d.delta) for d in result.symbols if d.name == "buffer"] == [("buffer", 1024)]
+    assert [d.delta for d in result.symbols or () if d.name == "buffer"] == [1024]
+    for area in result.regions:
+        assert sum(cause.delta for cause in area.causes) == area.delta
+    (sram,) = (area for area in result.regions if area.name == "SRAM")
+    assert [(c.kind, c.name, c.delta) for c in sram.causes] == [("symbol", "buffer", 1024)]
 
 
 @pytest.mark.parametrize("target", PREFIXES)

@@ -18,6 +18,7 @@ import elf_writer as ew
 from colibri.boards import Limit, RegionBudget
 from colibri.errors import SizeError
 from colibri.fit import Verdict, judge
+from colibri.fit.budgets import Figure
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json
 from elf_writer import ARM, AX, FUNC, NOTYPE, OBJECT, WA, A, ElfWriter
@@ -287,7 +288,9 @@ def test_px4_28789_nrf_softsim_194_canary_of_one_kib(tmp_path: Path) -> None:
     after = firmware(bss=0x200 + 1024).write(tmp_path / "after.elf")
     result = compare(judge(after, board()), before, board())
     assert [(d.name, d.delta) for d in result.regions] == [("FLASH", 0), ("SRAM", 1024)]
-    assert [(d.name, d.delta) for d in result.symbols] == [("buffer", 1024)]
+    assert [(d.name, d.delta) for d in result.symbols or ()] == [("buffer", 1024)]
+    causes = {d.name: [(c.kind, c.name, c.delta) for c in d.causes] for d in result.regions}
+    assert causes == {"FLASH": [], "SRAM": [("symbol", "buffer", 1024)]}
 
 
 @pytest.mark.parametrize(
@@ -327,3 +330,46 @@ def test_bad_baseline(tmp_path: Path, content: bytes) -> None:
     now = judge(firmware().write(tmp_path / "f.elf"), board())
     with pytest.raises(SizeError, match="neither an ELF nor a JSON object"):
         compare(now, path, board())
+
+
+# -- budgets of spans, groups, numbers -------------------------------------------------------------
+
+
+def test_budget_of_a_flat_file_openevse_1241(sized: Any) -> None:
+    """Two areas 60 KiB apart: the sum fits the partition, the padded file does not."""
+    elf = ElfWriter()
+    elf.load([elf.section(".text", FLASH, CODE, flags=AX)])
+    elf.load([elf.section(".config", FLASH + 0xF000, bytes(0x100), flags=A)])
+    held = board(budgets={"regions": {"FLASH": "8 KiB"}, "spans": {"FLASH": "60 KiB"}})
+    verdict = sized(elf, held)
+    assert "budget" in codes(verdict)
+    assert "flat file of FLASH: 61,696 B, 256 B more than" in said(verdict, "budget")
+    wider = board(budgets={"spans": {"FLASH": {"warn": 61695, "limit": 61696}}})
+    assert sized(elf, wider).verdict == "fits"
+    assert "1 B more than" in said(sized(elf, wider), "budget-warn")
+
+
+def test_budget_of_a_group_that_nobody_defined(tmp_path: Path) -> None:
+    path = firmware().write(tmp_path / "firmware.elf")
+    held = board(budgets={"groups": {"drivers": "1 KiB"}})
+    unknown = judge(path, held)
+    assert (unknown.verdict, unknown.exit_code) == ("unknown", 2)
+    assert "group drivers is not known" in said(unknown, "budget-unknown")
+    none = judge(path, held, groups={"drivers": ["*uart*"]})  # 0 bytes
+    assert none.verdict == "fits"
+    assert "no owner of bytes matches '*uart*'" in said(none, "group-empty")
+    over = judge(path, held, groups={"drivers": ["section:*"]})
+    assert over.verdict == "over"
+
+
+@pytest.mark.parametrize(
+    ("value", "at_least", "status"),
+    [(7.9, True, "over"), (8, True, "warning"), (12, True, "ok"), (12.1, False, "over"),
+     (8.1, False, "warning"), (8, False, "ok"), (None, True, "unknown")],
+)  # fmt: skip
+def test_a_figure_against_its_marks(value: float | None, at_least: bool, status: str) -> None:
+    marks = {"warn": 12, "limit": 8} if at_least else {"warn": 8, "limit": 12}
+    figure = Figure("f", "it", value, "budgets.f", unit="tok/s", at_least=at_least, **marks)
+    assert figure.status == status
+    finding = figure.finding()
+    assert (finding is None) == (status == "ok")

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from colibri.boards.model import Marks
+from colibri.boards import RegionBudget
 from colibri.cli import main
 from colibri.errors import SizeError
 from colibri.fit import judge
@@ -160,7 +160,7 @@ def test_stripped(tmp_path: Path) -> None:
 SYSTICK = '[stack.entries]\n"SysTick*" = { priority = 2 }\n'
 
 
-def vectors(folder: Path) -> Path:
+def vectors(folder: Path, section: str = ".text", entry: int = FLASH + 0x41) -> Path:
     """A Cortex-M image: reset 48 bytes deep, SysTick 8, everything else f's own handler."""
     case = NAMED["push_sub"]
     elf = ElfWriter(machine=ARM)
@@ -168,7 +168,7 @@ def vectors(folder: Path) -> Path:
     handler = FLASH + 0x40 + len(code)
     table = [RAM + 0x1000, FLASH + 0x41, *[handler | 1] * 3, *[0] * 10, handler | 1]
     data = struct.pack(f"<{len(table)}I", *table) + code + bytes.fromhex("08b508bd")
-    text = elf.section(".text", FLASH, data, flags=AX, align=4)
+    text = elf.section(section, FLASH, data, flags=AX, align=4)
     ram = elf.section(".bss", RAM, 0x100, flags=WA)
     elf.load([text])
     elf.load([ram])
@@ -178,8 +178,21 @@ def vectors(folder: Path) -> Path:
     elf.symbol("__stack_bottom", RAM + 0xF00)
     elf.symbol("__stack_top", RAM + 0x1000)
     path = folder / "vectors.elf"
-    path.write_bytes(entry_at(elf.build(), FLASH + 0x41))
+    path.write_bytes(entry_at(elf.build(), entry))
     return path
+
+
+@pytest.mark.parametrize(
+    ("section", "roles"),
+    [
+        (".isr_vector", {"g": "thread", "Reset_Handler": "thread", "SysTick_Handler": "exception"}),
+        (".text", {"g": "thread"}),
+    ],
+)
+def test_a_loader_enters_elsewhere(tmp_path: Path, section: str, roles: dict[str, str]) -> None:
+    """The entry of the ELF is not the table's reset: a section named after vectors is believed."""
+    report = stack_of(vectors(tmp_path, section, FLASH + 0x4D))
+    assert {entry.name: entry.role for entry in report.entries} == roles
 
 
 @pytest.mark.parametrize(
@@ -441,7 +454,7 @@ def test_exit_codes(
 @pytest.mark.parametrize(("limit", "verdict"), [("18 %", "over"), ("19 %", "fits"), (40, "over")])
 def test_budget_of_a_board(tmp_path: Path, limit: object, verdict: str) -> None:
     """Percentages are of the reserved stack, here 256 bytes."""
-    budget = Marks.model_validate({"limit": limit})
+    budget = RegionBudget.model_validate({"limit": limit})
     budgeted = board(budgets={"stack_depth": budget})
     assert judge(vectors(tmp_path), budgeted, stack=StackOptions()).verdict == verdict
     assert judge(vectors(tmp_path), budgeted).verdict == "fits"  # nobody asked
@@ -473,3 +486,13 @@ def test_entries_of_the_runtime_are_public_functions(root: Path) -> None:
     headers = "".join(p.read_text("utf-8") for p in (root / "sdk/c/include/colibri").glob("*.h"))
     assert all(re.search(rf"\b{name}\(", headers) for name in shipped.entries)
     assert all(a != b for a, b in pairwise(sorted(shipped.entries)))
+
+
+def test_functions_of_the_posix_port_are_those_that_ship(root: Path) -> None:
+    shipped = Path(root / "sdk/python/colibri/fit/stack/colibri_posix.toml").read_text("utf-8")
+    groups = tomllib.loads(shipped)["stack"]["groups"]
+    ports = (root / "sdk/c/ports/posix").glob("*.[ch]")
+    sources = "".join(path.read_text("utf-8") for path in ports)
+    set_up = re.findall(r"->storage\.(?:read|map|start|wait) = (\w+);", sources)
+    assert sorted(groups["storage"]) == sorted(set_up)
+    assert groups["pool"] == re.findall(r"->interface\.run = (\w+);", sources)

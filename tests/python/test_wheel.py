@@ -67,7 +67,14 @@ def test_wheel_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
 def test_wheel_carries_no_more_than_it_should(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         names = archive.namelist()
-    for name in ("py.typed", "_core.pyi", "families/qwen2_moe.toml"):
+    for name in (
+        "py.typed",
+        "_core.pyi",
+        "families/qwen2_moe.toml",
+        "report/page.html.j2",
+        "report/page.css",
+        "report/page.js",
+    ):
         assert f"colibri/{name}" in names
     for name in names:
         top = name.split("/")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON of a checkpoint: an object, of bounded size, no key twice."""
+"""JSON of files that others made, a checkpoint's most of all: an object, no key twice."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from colibri.errors import CheckpointError
+from colibri.errors import CheckpointError, ColibriError
 
 MAX_JSON = 64 << 20
 
@@ -40,7 +40,12 @@ def refuse_special(path: Path) -> None:
         raise CheckpointError("is a pipe or a device", file=path, hint="give a file")
 
 
-def parse_object(data: bytes, path: Path, field: str | None = None) -> dict[str, Any]:
+def parse_object(
+    data: bytes,
+    path: Path,
+    field: str | None = None,
+    error: type[ColibriError] = CheckpointError,
+) -> dict[str, Any]:
     """The object that JSON text stands for; `path` and `field` say where it is from."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -48,13 +53,13 @@ def parse_object(data: bytes, path: Path, field: str | None = None) -> dict[str,
         if len(result) != len(pairs):
             names = [name for name, _ in pairs]
             twice = next(name for name in names if names.count(name) > 1)
-            raise CheckpointError(f"key '{twice}' is there twice", file=path, field=field)
+            raise error(f"key '{twice}' is there twice", file=path, field=field)
         return result
 
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique)
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"is not valid JSON: {error}", file=path, field=field) from error
+    except (ValueError, RecursionError) as problem:
+        raise error(f"is not valid JSON: {problem}", file=path, field=field) from problem
     if not isinstance(value, dict):
-        raise CheckpointError("must hold a JSON object", file=path, field=field)
+        raise error("must hold a JSON object", file=path, field=field)
     return value

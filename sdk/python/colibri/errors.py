@@ -6,7 +6,10 @@ wrong, where (file, field) and which value would work; `exit_code` is what a com
 
     ColibriError
     ├── UnitError          a size such as "64 KB"
-    ├── BoardError         a board or SoC file
+    ├── FileError          a file with one or more problems
+    │   ├── BoardError         a board or SoC file
+    │   ├── ProjectError       a project file
+    │   └── RatchetError       figures on record
     ├── CheckpointError    a Hugging Face checkpoint
     ├── PackError          packing a checkpoint into an image
     ├── ImageError         a packed image
@@ -25,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 EXIT_OK = 0
 EXIT_DOES_NOT_FIT = 1
@@ -97,7 +100,7 @@ class UnitError(ColibriError, ValueError):
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing wrong with a board file: the file, the place in it, and what would work."""
+    """One thing wrong with a file: the file, the place in it, and what would work."""
 
     file: str
     where: str
@@ -107,8 +110,8 @@ class Problem:
         return ": ".join(part for part in (self.file, self.where, self.message) if part)
 
 
-class BoardError(ColibriError):
-    """A board that is unknown, or a board file with one or more problems."""
+class FileError(ColibriError):
+    """A file that a person wrote, with one or more problems."""
 
     def __init__(
         self,
@@ -123,13 +126,25 @@ class BoardError(ColibriError):
         self.problems = tuple(problems)
 
     @classmethod
-    def from_problems(cls, problems: Sequence[Problem]) -> BoardError:
+    def from_problems(cls, problems: Sequence[Problem]) -> Self:
         """One error that carries, and prints, every problem."""
         if len(problems) == 1:
             (only,) = problems
             return cls(only.message, file=only.file, field=only.where or None, problems=problems)
         lines = "".join(f"\n  {problem}" for problem in problems)
         return cls(f"{len(problems)} problems:{lines}", problems=problems)
+
+
+class BoardError(FileError):
+    """A board that is unknown, or a board file with one or more problems."""
+
+
+class ProjectError(FileError):
+    """A project file that does not say what is to be checked, or contradicts itself."""
+
+
+class RatchetError(FileError):
+    """Figures on record: a file that is damaged or cannot be written, a change without a reason."""
 
 
 class CheckpointError(ColibriError):

@@ -5,23 +5,21 @@
 >>> board.region("SRAM").size
 532480
 
-Read in this order: `model` (what a file may say), `loader` (board + SoC → `Board`), `checks`
-(what must hold between the parts), `schema` (the published JSON Schema).
+Read in this order: `scalars`, `budgets`, `model` (what a file may say), `loader` (board + SoC →
+`Board`), `checks` (what must hold between the parts), `schema` (the published JSON Schema).
 """
 
+from colibri.boards.budgets import Budgets, Limit, RegionBudget
 from colibri.boards.loader import check_board_file, list_boards, load_board
 from colibri.boards.model import (
     Accelerator,
     Board,
-    Budgets,
     Core,
     CurvePoint,
     Figure,
     Firmware,
-    Limit,
     Perf,
     Region,
-    RegionBudget,
     Reserved,
     Soc,
     Storage,

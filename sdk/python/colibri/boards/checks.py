@@ -10,7 +10,8 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import combinations, pairwise
 
-from colibri.boards.model import Board, Budgets, Core, Firmware, Region, Storage
+from colibri.boards.budgets import Budgets
+from colibri.boards.model import Board, Core, Firmware, Region, Storage
 from colibri.units import format_bytes
 
 Finding = tuple[str, str]
@@ -267,15 +268,10 @@ def _check_os_reserve(firmware: Firmware, regions: Sequence[Region]) -> Iterator
 
 
 def _check_budgets(budgets: Budgets, regions: Sequence[Region]) -> Iterator[Finding]:
-    by_name = {region.name: region for region in regions}
-    for name, budget in budgets.regions.items():
-        where = f"budgets.regions.{name}"
-        yield from _known_region(where, name, regions)
-        if name not in by_name or not (budget.warn and budget.limit):
-            continue
-        capacity = by_name[name].size
-        if budget.warn.of(capacity) > budget.limit.of(capacity):
-            yield f"{where}.warn", "is above limit; write a smaller one"
+    for table in ("regions", "spans"):
+        for name in getattr(budgets, table):
+            yield from _known_region(f"budgets.{table}.{name}", name, regions)
+    yield from budgets.problems({region.name: region.size for region in regions})
 
 
 def board_warnings(board: Board) -> Iterator[str]:

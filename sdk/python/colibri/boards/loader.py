@@ -8,7 +8,6 @@ or name replaces single keys of it, any other entry is added.
 from __future__ import annotations
 
 import os
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,8 +27,8 @@ from colibri.boards.checks import (
 from colibri.boards.model import Board, Core, Region, Soc
 from colibri.boards.problems import findings, shown
 from colibri.errors import BoardError, Problem
+from colibri.toml_files import read_toml
 
-FILE_BYTES_MAX = 1 << 20
 _Entry = TypeVar("_Entry", Core, Region)
 _ENTRY_KEYS = {"cores": "id", "regions": "name", "storage": "name"}
 
@@ -99,27 +98,8 @@ def _is_file(path: Path) -> bool:
 
 def _read(path: Path) -> tuple[dict[str, Any] | None, list[Problem]]:
     """The tables of a TOML file, or the reason why there are none."""
-    try:
-        return _parse(path), []
-    except OSError as error:
-        reason = f"cannot be read: {error.strerror}"
-    except UnicodeDecodeError as error:
-        reason = f"is not UTF-8 text (byte {error.start}); board files are TOML"
-    except RecursionError:
-        reason = "is nested too deeply to be a board file"
-    except ValueError as error:  # TOMLDecodeError, an integer too long, a NUL in the path
-        reason = f"is not valid TOML: {error}"
-    return None, [Problem(str(path), "", reason)]
-
-
-def _parse(path: Path) -> dict[str, Any]:
-    if path.exists() and not path.is_file():
-        raise ValueError("it is a folder or a device, not a file")
-    with path.open("rb") as file:
-        data = file.read(FILE_BYTES_MAX + 1)
-    if len(data) > FILE_BYTES_MAX:
-        raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
-    return tomllib.loads(data.decode("utf-8"))
+    raw, reason = read_toml(path, "board files")
+    return raw, [Problem(str(path), "", reason)] if raw is None else []
 
 
 def _read_soc(name: Any, board_path: Path) -> tuple[Soc | None, list[Problem]]:

@@ -10,31 +10,22 @@ whether it was measured, declared or computed (theoretical).
 
 from __future__ import annotations
 
-import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import (
     AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    GetJsonSchemaHandler,
-    PlainValidator,
     PrivateAttr,
-    StringConstraints,
-    WithJsonSchema,
     computed_field,
-    model_validator,
 )
-from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema
 
-from colibri.errors import BoardError, UnitError
-from colibri.units import PERCENT_PATTERN, SIZE_MAX, SIZE_PATTERN, parse_percent, parse_size
+from colibri.boards.budgets import Budgets
+from colibri.boards.scalars import Address, Id, Name, Number, Size, Text, Word, power_of_two
+from colibri.errors import BoardError
 
 SCHEMA_VERSION = 1
-FIGURE_MAX = 1e15
 
 Isa = Literal[
     "armv6-m", "armv7-m", "armv7e-m", "armv8-m.base", "armv8-m.main", "armv8.1-m.main",
@@ -53,42 +44,6 @@ Target = Literal[
     "cortex-m4", "cortex-m7", "cortex-m33", "cortex-m55", "aarch64", "riscv64",
     "aarch64-linux-musl",
 ]  # fmt: skip
-
-
-def _number(value: object) -> int | float:
-    """A finite number above zero; a bool is not a number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise UnitError("not a number", hint="write one, for example 37_500_000")
-    if isinstance(value, float) and not math.isfinite(value):
-        raise UnitError(f"{value} is not a number", hint="write a finite number above 0")
-    if not 0 < value <= FIGURE_MAX:
-        raise UnitError("out of range", hint=f"write a number above 0, at most {FIGURE_MAX:g}")
-    return value
-
-
-def _power_of_two(value: int) -> int:
-    if value < 1 or value & (value - 1):
-        raise UnitError(f"{value} is not a power of two", hint="write for example 32 or 64")
-    return value
-
-
-_SIZE_SCHEMA = {
-    "anyOf": [
-        {"type": "integer", "minimum": 0, "maximum": SIZE_MAX},
-        {"type": "string", "pattern": SIZE_PATTERN},
-    ],
-    "description": "bytes as an integer, or a string with KiB, MiB or GiB",
-}
-Size = Annotated[int, BeforeValidator(parse_size), WithJsonSchema(_SIZE_SCHEMA)]
-Address = Annotated[int, Field(ge=0, le=SIZE_MAX)]
-Number = Annotated[
-    float, PlainValidator(_number), WithJsonSchema({"type": "number", "exclusiveMinimum": 0})
-]
-# No control characters: what a file says is printed on terminals.
-Text = Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]+$", max_length=400)]
-Id = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9-]*$", max_length=64)]
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z][A-Za-z0-9_]*$", max_length=32)]
-Word = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]*$", max_length=64)]
 
 
 class _Table(BaseModel):
@@ -120,7 +75,7 @@ class Core(_Table):
     )
     l2_bytes: Size = Field(default=0, description="L2 that one core can use; 0: none, or not known")
     l3_bytes: Size = Field(default=0, description="cache behind L2, shared; 0: none, or not known")
-    line_bytes: Annotated[Size, AfterValidator(_power_of_two)] = Field(
+    line_bytes: Annotated[Size, AfterValidator(power_of_two)] = Field(
         description="cache line, or the bus width where there is no cache; a power of two"
     )
     source: Text
@@ -170,6 +125,14 @@ class Region(_Table):
     def end(self) -> int:
         """First address behind the region."""
         return self.base + self.size
+
+    @property
+    def longest_piece(self) -> tuple[int, int]:
+        """Offsets of the longest part without reserved bytes."""
+        parts = sorted((part.offset, part.offset + part.size) for part in self.reserved)
+        starts = [0, *(end for _, end in parts)]
+        ends = [*(start for start, _ in parts), self.size]
+        return max(zip(starts, ends, strict=True), key=lambda piece: piece[1] - piece[0])
 
     @property
     def writable(self) -> bool:
@@ -252,67 +215,6 @@ class Firmware(_Table):
     def profile(self) -> Literal["small", "wide"]:
         """Kernel profile of the planner: small on Cortex-M, wide elsewhere."""
         return "small" if self.target.startswith("cortex-m") else "wide"
-
-
-class Limit(_Table):
-    """A budget: a size, or a percentage of what there is."""
-
-    size: int | None = None
-    percent: float | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_scalar(cls, value: Any) -> Any:
-        if isinstance(value, str) and value.endswith("%"):
-            return {"percent": parse_percent(value)}
-        if isinstance(value, dict):
-            raise UnitError("a limit is a size or a percentage", hint="write '64 KiB' or '90 %'")
-        return {"size": parse_size(value)}
-
-    @classmethod
-    def __get_pydantic_json_schema__(
-        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
-    ) -> JsonSchemaValue:
-        percent = {"type": "string", "pattern": PERCENT_PATTERN}
-        return {"anyOf": [*_SIZE_SCHEMA["anyOf"], percent]}
-
-    def of(self, capacity: int) -> int:
-        """The limit in bytes for something that holds `capacity` bytes."""
-        if self.size is not None:
-            return self.size
-        assert self.percent is not None
-        return int(capacity * self.percent / 100)
-
-
-class Marks(_Table):
-    """`warn` is reported, `limit` fails."""
-
-    warn: Limit | None = None
-    limit: Limit | None = None
-
-
-class RegionBudget(Marks):
-    """Budget of one region: of what it uses, and of a flat file of it."""
-
-    span: Marks | None = Field(
-        default=None,
-        description="held against the length of a flat file, from the first stored byte to the "
-        "last, gaps padded: what some flashing tools write",
-    )
-
-
-class Budgets(_Table):
-    """Limits that `colibri size` holds a firmware to."""
-
-    regions: dict[Name, RegionBudget] = {}
-    image_bytes: Size | None = None
-    stack_bytes: Size | None = None
-    stack_depth: Marks | None = Field(
-        default=None,
-        description="worst-case stack of `colibri size --stack`; percentages are of the stack "
-        "that the linker reserves",
-    )
-    code_bytes: Size | None = None
 
 
 class Soc(_Table):

@@ -44,6 +44,7 @@ COMMANDS = {
     "emulate": "Run an image inside a board's memory, storage and time.",
     "build": "Cross-compile the runtime and a runner for a board.",
     "size": "Judge an ELF against a board's memory and budgets.",
+    "check": "Pack, plan, build, size and emulate a project; one verdict over its boards.",
     "bench": "Measure speed on this machine, against what the machine can do at best.",
     "trace": "Record which experts a model uses on a text.",
     "cache-study": "Replay a trace over expert cache policies and slot counts.",

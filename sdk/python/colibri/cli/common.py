@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -24,6 +24,9 @@ from rich.text import Text
 
 from colibri.placement import LayoutName, Placement
 from colibri.units import parse_size
+
+if TYPE_CHECKING:
+    from colibri.report.page import Page
 
 JSON_SCHEMA = 1
 WIDTH = 100
@@ -89,6 +92,10 @@ HeatOption = Annotated[
 ]
 JsonOption = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout instead of text.")
+]
+HtmlOption = Annotated[
+    Path | None,
+    typer.Option("--html", metavar="FILE", help="Also write one HTML page; it needs no network."),
 ]
 
 
@@ -166,6 +173,22 @@ def files_table(files: Iterable[tuple[Path, int]]) -> Table:
     for path, size in files:
         made.add_row(str(path), f"{size:,}")
     return made
+
+
+def check_html(file: Path | None) -> None:
+    """Before long work: whether what --html needs is there."""
+    if file is not None:
+        from colibri.report.html import require_html
+
+        require_html()
+
+
+def write_html(file: Path, page: Page) -> None:
+    """What --html asked for."""
+    from colibri.report.html import write_page
+
+    write_page(file, page)
+    note(f"wrote {file}", markup=VERBATIM)
 
 
 def table(title: str, *columns: str, caption: str | None = None) -> Table:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -16,16 +18,24 @@ from colibri.cli.common import (
     BatchOption,
     BoardOption,
     ContextOption,
+    HtmlOption,
     JsonOption,
     KvOption,
     PagesOption,
     WorkersOption,
-    bar,
+    check_html,
     command,
     console,
     emit_json,
     percent,
     table,
+    write_html,
+)
+from colibri.cli.reserves import (
+    ApplicationOption,
+    CodeOption,
+    parse_application,
+    parse_code,
 )
 from colibri.cli.streaming import (
     BalanceOption,
@@ -45,6 +55,7 @@ from colibri.units import format_bytes
 
 if TYPE_CHECKING:
     from colibri.joint_plan import ImageBuffer, JointPlan, JointRegion
+    from colibri.limits import LimitOptions
     from colibri.planner import Plan, PlanRegion
 
 app = command("Show where every buffer lies in a board's memory, and what fits.")
@@ -69,6 +80,9 @@ def plan(
     prefetch: PrefetchOption = "auto",
     balance_router: BalanceOption = None,
     prefer_cached: PreferOption = None,
+    application: ApplicationOption = None,
+    code: CodeOption = None,
+    html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show where every buffer lies in a board's memory, and what fits.
@@ -82,11 +96,10 @@ def plan(
     from colibri.joint_plan import JointPlan, plan_together
     from colibri.planner import plan as plan_one
 
+    check_html(html)
     made: Plan | JointPlan
     streamed = wants_streaming(memory, expert_slots, policy, prefetch, pin=pin)
-    limits: dict[str, Any] = {
-        "board": board,
-        "context": context,
+    limits: LimitOptions = {
         "batch": batch,
         "workers": workers,
         "kv": kv,
@@ -98,14 +111,23 @@ def plan(
         "prefetch": wants_prefetch(prefetch),
         "balance": balance_router,
         "prefer_cached": prefer_cached,
+        "application": parse_application(application),
+        "code": parse_code(code),
     }
     if len(images) == 1:
         opened = Image(images[0])
-        made = plan_one(opened, **limits, pins=pins_for(opened, pin) if streamed else ())
+        limits["pins"] = pins_for(opened, pin) if streamed else ()
+        made = plan_one(opened, board, context, **limits)
     elif pin is not None:
         raise PlanError("--pin is for one image", hint="pack each with --pin TRACE instead")
     else:
-        made = plan_together(images, **limits)
+        made = plan_together(images, board, context, **limits)
+    if html is not None:
+        from colibri.plan_pictures import plan_section
+        from colibri.report.page import Page
+
+        section = plan_section(made, board, [path.name for path in images])
+        write_html(html, Page.of(section))
     if as_json:
         emit_json(made.to_json())
     elif isinstance(made, JointPlan):
@@ -122,9 +144,10 @@ def _show(made: Plan) -> None:
         out.print(_map_table(made), "")
     else:
         out.print(_unplaced_table(made), "")
-    out.print(_region_table(made), "")
+    _show_regions(out, made)
     limits = ", ".join(f"{name} {value}" for name, value in made.limits.items())
     out.print(Text(f"limits: {limits}", style="dim"))
+    _show_reserves(made)
     if made.experts:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
     if made.routing:
@@ -140,12 +163,19 @@ def _show(made: Plan) -> None:
         out.print(Text(f"  {line}"))
 
 
+def _show_reserves(made: Plan | JointPlan) -> None:
+    """What is kept for the rest of the program, and for code."""
+    for line in made.memory.notes():
+        console().print(Text(line, style="dim"))
+
+
 def _show_joint(made: JointPlan) -> None:
     out = console()
     if made.fits:
         out.print(_joint_table(made), "")
         out.print(_images_table(made), "")
-    out.print(_region_table(made), "")
+    _show_regions(out, made)
+    _show_reserves(made)
     if made.routing:
         out.print(Text(made.routing["note"], style="dim"))
     if made.fits:
@@ -208,20 +238,20 @@ def _unplaced_table(made: Plan) -> Table:
     return rows
 
 
-def _region_table(made: Plan | JointPlan) -> Table:
+def _show_regions(out: Console, made: Plan | JointPlan) -> None:
+    from colibri.plan_pictures import bars_of
+    from colibri.report.bars import legend, terminal_bar
+
     rows = table("Regions", "region", ">size", ">used", ">free", ">", "")
-    for region in made.regions:
-        rows.add_row(*_region_row(region))
-    return rows
-
-
-def _region_row(region: PlanRegion | JointRegion) -> tuple[str | Text, ...]:
-    free = region.size - region.used
-    return (
-        region.name,
-        format_bytes(region.size),
-        f"{region.used:,} B",
-        format_bytes(free),
-        percent(region.used, region.size),
-        bar(region.used, region.size),
-    )
+    bars = bars_of(made)
+    regions: Sequence[PlanRegion | JointRegion] = made.regions
+    for region, bar in zip(regions, bars, strict=True):
+        rows.add_row(
+            region.name,
+            format_bytes(region.size),
+            f"{region.used:,} B",
+            format_bytes(region.size - region.used),
+            percent(region.used, region.size),
+            terminal_bar(bar),
+        )
+    out.print(rows, legend(bars), "", sep="\n")

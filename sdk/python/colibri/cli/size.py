@@ -9,12 +9,23 @@ from typing import Annotated
 import typer
 
 from colibri.boards import load_board
-from colibri.cli.common import JsonOption, command, console, emit_json
+from colibri.cli.common import (
+    HtmlOption,
+    JsonOption,
+    check_html,
+    command,
+    console,
+    emit_json,
+    write_html,
+)
 from colibri.errors import SizeError
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json, show
+from colibri.fit.pictures import size_rows, size_section
 from colibri.fit.stack import StackOptions
+from colibri.fit.symbol_rules import SymbolRules
 from colibri.fit.verdict import judge
+from colibri.report.page import Page
 
 app = command("Judge an ELF against a board's memory and budgets.")
 
@@ -42,8 +53,17 @@ def size(
         typer.Option("--base", metavar="ADDRESS", help="Where a raw binary begins."),
     ] = None,
     baseline: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--baseline",
+            metavar="FILE",
+            help="What to compare with: any input, or the stored JSON of a run. Repeats for "
+            "several objects or HEX files.",
+        ),
+    ] = None,
+    baseline_map: Annotated[
         Path | None,
-        typer.Option("--baseline", metavar="FILE", help="An ELF or stored JSON to compare with."),
+        typer.Option("--baseline-map", metavar="FILE", help="The map of the baseline."),
     ] = None,
     image: Annotated[
         Path | None,
@@ -64,6 +84,37 @@ def size(
         list[Path] | None,
         typer.Option("--calls", metavar="FILE", help="A TOML file with a table [stack]."),
     ] = None,
+    forbid: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forbid", metavar="PATTERN", help="Symbols that must not be there; repeats."
+        ),
+    ] = None,
+    allow: Annotated[
+        list[str] | None,
+        typer.Option("--allow", metavar="PATTERN", help="Symbols that may be there after all."),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--require", metavar="NAME[@REGION]", help="A symbol that must be there, in a region."
+        ),
+    ] = None,
+    no_writable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--no-writable",
+            metavar="PATTERN",
+            help="Objects, libraries or symbol:NAME that may have no variables (.data, .bss).",
+        ),
+    ] = None,
+    may_need: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--may-need", metavar="PATTERN", help="The only symbols that a library may need."
+        ),
+    ] = None,
+    html: HtmlOption = None,
     as_object: JsonOption = False,
 ) -> None:
     """Judge an ELF against a board's memory and budgets.
@@ -71,16 +122,50 @@ def size(
     Exit code 0: it fits, 1: it does not, 2: that could not be told. --entry, --su and --calls
     imply --stack.
     """
+    check_html(html)
     loaded = load_board(board) if board is not None else None
     asked = StackOptions(tuple(entry or ()), tuple(su or ()), tuple(calls or ()))
     wanted = asked if stack or asked != StackOptions() else None
-    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=_address(base))
-    comparison = compare(verdict, baseline, loaded) if baseline is not None else None
+    rules = SymbolRules(
+        tuple(forbid or ()),
+        tuple(allow or ()),
+        dict(map(_required, require or ())),
+        tuple(no_writable or ()),
+        tuple(may_need) if may_need else None,
+    )
+    at = _address(base)
+    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=at, rules=rules)
+    comparison = None
+    if baseline:
+        comparison = compare(
+            verdict, baseline, loaded,
+            link_map=baseline_map, base=at, image=image, stack=wanted,
+        )  # fmt: skip
+    elif baseline_map is not None:
+        raise SizeError(
+            "there is no baseline that it could be the map of",
+            file=baseline_map,
+            field="--baseline-map",
+            hint="give --baseline too",
+        )
+    if html is not None:
+        page = Page.of(size_section(verdict, comparison), rows=size_rows(verdict))
+        write_html(html, page)
     if as_object:
         emit_json(as_json(verdict, comparison))
     else:
         show(console(), verdict, comparison)
     raise typer.Exit(verdict.exit_code)
+
+
+def _required(text: str) -> tuple[str, str]:
+    """``NAME@REGION`` or ``NAME``."""
+    name, at, region = text.rpartition("@")
+    if not (name if at else region) or (at and not region):
+        raise SizeError(
+            f"{text!r} is no name with a region", field="--require", hint="write NAME@REGION"
+        )
+    return (name, region) if at else (text, "")
 
 
 def _address(text: str | None) -> int | None:

@@ -4,8 +4,9 @@
 ``inputs`` (told apart; read by ``elf``, ``objects``, ``images``, ``link_map``) → ``places`` (what
 asks for memory) → ``regions`` (the board's memory, by address) → ``memory_map`` (placed and
 counted, then ``placing_checks``) → ``symbols``, ``attribution`` (who owns the bytes) → ``stack``
-(how deep it gets, when asked) → ``verdict`` (budgets, forbidden symbols) → ``compare`` (against a
-baseline) → ``format``.
+(how deep it gets, when asked) → ``references`` (why a symbol is there) → ``symbol_rules``,
+``variables`` (what must and must not be there) → ``verdict`` (budgets, one word) → ``compare``
+(against a baseline: ``baseline``, ``stored``, ``pairing``, ``growth``) → ``format``, ``pictures``.
 
 >>> from colibri.fit import judge
 >>> judge("firmware.elf").exit_code  # doctest: +SKIP

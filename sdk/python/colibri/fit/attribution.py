@@ -13,7 +13,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import translate
-from functools import lru_cache
 from typing import NamedTuple
 
 from colibri.errors import SizeError
@@ -21,7 +20,8 @@ from colibri.fit.debug_info import Sources
 from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.link_map import LinkMap, PartFinder
-from colibri.fit.memory_map import MemoryMap
+from colibri.fit.memory_map import OWN, MemoryMap
+from colibri.fit.objects import member_and_library
 from colibri.fit.symbols import OwnSymbol, SymbolTable
 
 UNATTRIBUTED, FILL_NAME, LINKER, OTHER = "(unattributed)", "(fill)", "(linker)", "(other)"
@@ -140,17 +140,11 @@ def _inlined(owned: Owned, pieces: Iterable[tuple[str, int, int]]) -> Iterator[O
 def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, str]:
     section = elf.sections[row.section]
     if finder is None:
-        return _member(section.member)
+        return member_and_library(section.member)
     part = finder.at(section.name, section.address, row.address)
     if part is None:
         return LINKER, ""
     return (FILL_NAME if part.fill else part.object or LINKER), part.library
-
-
-@lru_cache(maxsize=64)
-def _member(name: str) -> tuple[str, str]:
-    library, bracket, member = name.rstrip(")").partition("(")
-    return (member, library) if bracket else (name, "")
 
 
 def _most(pieces: Sequence[tuple[str, int, int]]) -> str:
@@ -169,7 +163,7 @@ def _rest(elf: Elf, table: SymbolTable) -> Iterator[Owned]:
         for section in elf.sections:
             if section.takes_memory:
                 charged = _charged(table, section.index, 0, section.size)
-                origin, library = _member(section.member)
+                origin, library = member_and_library(section.member)
                 yield Owned(charged, "", section.name, origin, library)
         return
     if elf.link_map is None:
@@ -192,7 +186,7 @@ def _charged(table: SymbolTable, section: int, address: int, size: int) -> Mappi
 def _left(placed: MemoryMap, owned: Iterable[Owned]) -> dict[str, int]:
     """Bytes of each region that nobody owns; the model image and the stack are their own."""
     left = {
-        usage.region.name: sum(r.bytes for r in usage.rows if r.kind not in ("image", "stack"))
+        usage.region.name: sum(r.bytes for r in usage.rows if r.kind not in OWN)
         for usage in placed.usages
     }
     for part in owned:

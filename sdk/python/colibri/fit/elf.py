@@ -140,7 +140,8 @@ class Symbol(NamedTuple):
     """One symbol; ``section`` is an index, or None with ``place`` UNDEF, ABS, COMMON or OTHER.
 
     ``file`` is the source file that the table names before a local symbol. ``thumb``: an Arm
-    function of Thumb code, whose value has bit 0 set in the file.
+    function of Thumb code, whose value has bit 0 set in the file. ``member`` is the object of a
+    symbol without a section, where there are several.
     """
 
     name: str
@@ -152,6 +153,7 @@ class Symbol(NamedTuple):
     place: str
     thumb: bool = False
     file: str = ""
+    member: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,32 @@ from dataclasses import dataclass
 
 #: Findings of one kind beyond this many are summed up in one line.
 OF_A_KIND = 20
+#: Names of a chain in JSON.
+MOST_NAMES = 100
+#: The code of an error that says that a rule could not be held against the input.
+UNTOLD = "symbols-unknown"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """Why a symbol is there: its name, who needs that, ..., at last an entry.
+
+    ``source`` says what told it; not ``complete``: the last one is no entry, and nothing that is
+    known refers to it.
+    """
+
+    names: tuple[str, ...]
+    source: str
+    complete: bool
+
+    @property
+    def bounded(self) -> list[str]:
+        """The names, of which a chain that no person wrote keeps both ends."""
+        names, half = list(self.names), MOST_NAMES // 2
+        if len(names) <= MOST_NAMES:
+            return names
+        return [*names[:half], f"({len(names) - MOST_NAMES + 1:,} more)", *names[1 - half :]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +47,12 @@ class Finding:
     where: str = ""
     value: int | None = None
     limit: int | None = None
+    chain: Chain | None = None
+
+
+def cannot_tell(what: str, where: str) -> Finding:
+    """A rule that the input does not allow to be judged."""
+    return Finding("error", UNTOLD, f"cannot be told: {what}", where)
 
 
 def summed_up(findings: Iterable[Finding]) -> list[Finding]:

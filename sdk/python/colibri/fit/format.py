@@ -9,14 +9,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.text import Text
 
-from colibri.cli.common import bar, table
-from colibri.fit.compare import Comparison, Delta
+from colibri.cli.common import table
+from colibri.fit.compare import Comparison
 from colibri.fit.findings import Finding
+from colibri.fit.format_compare import comparison_json, show_comparison
 from colibri.fit.format_owners import owners_json, show_owners
 from colibri.fit.memory_map import Row, Usage
+from colibri.fit.pictures import bars
 from colibri.fit.stack.report import show_stack, stack_json
 from colibri.fit.symbols import OwnSymbol
 from colibri.fit.verdict import Verdict
+from colibri.report.bars import legend, terminal_bar
 from colibri.units import format_bytes
 
 #: Symbols in JSON and on screen; ``symbols_total`` in JSON tells how many there are.
@@ -65,12 +68,7 @@ def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str,
     if verdict.stack is not None:
         fields["stack"] = stack_json(verdict.stack, placed.stack_bytes)
     if comparison is not None:
-        fields["baseline"] = {
-            "source": comparison.source,
-            "regions": [_delta_json(d) for d in comparison.regions],
-            "symbols": [_delta_json(d) for d in comparison.symbols],
-            "notes": comparison.notes,
-        }
+        fields["baseline"] = comparison_json(comparison)
     return fields
 
 
@@ -108,6 +106,7 @@ def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
     return {
         "name": symbol.name,
         "size": symbol.size,
+        "by_region": symbol.charged,
         "region": symbol.region,
         "load_region": symbol.load_region,
         "section": verdict.elf.sections[symbol.section].name,
@@ -123,7 +122,7 @@ def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
 
 
 def _finding_json(finding: Finding) -> dict[str, Any]:
-    return {
+    fields: dict[str, Any] = {
         "level": finding.level,
         "code": finding.code,
         "what": finding.what,
@@ -131,10 +130,13 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
         "value": finding.value,
         "limit": finding.limit,
     }
-
-
-def _delta_json(delta: Delta) -> dict[str, Any]:
-    return {"name": delta.name, "before": delta.before, "after": delta.after, "delta": delta.delta}
+    if finding.chain is not None:
+        fields |= {
+            "chain": finding.chain.bounded,
+            "chain_source": finding.chain.source,
+            "chain_complete": finding.chain.complete,
+        }
+    return fields
 
 
 # -- tables ---------------------------------------------------------------------------------------
@@ -152,7 +154,7 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
     if verdict.stack is not None:
         show_stack(console, verdict.stack, verdict.map.stack_bytes)
     if comparison is not None:
-        _show_comparison(console, comparison)
+        show_comparison(console, comparison)
     for finding in verdict.findings:
         where = f"{_plain(finding.where)}: " if finding.where else ""
         console.print(Text(f"{finding.level:8}", style=_STYLES[finding.level]), end="")
@@ -167,21 +169,22 @@ def show(console: Console, verdict: Verdict, comparison: Comparison | None = Non
 def _show_regions(console: Console, verdict: Verdict) -> None:
     board = verdict.map.board or ("linker script" if verdict.elf.memory else "no board given")
     shown = table(f"{_title(verdict)} on {board}", "region", ">used", ">of", ">free", ">%", "")
-    for usage in sorted(verdict.map.usages, key=lambda u: -u.overflow):  # over-full ones first
+    pairs = list(zip(verdict.map.usages, bars(verdict), strict=True))
+    for usage, drawn in sorted(pairs, key=lambda pair: -pair[0].overflow):  # over-full ones first
+        bar = terminal_bar(drawn)
         capacity = usage.region.capacity
         if capacity is None:
-            shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", "")
+            shown.add_row(usage.region.name, _bytes(usage.used), "-", "-", "-", bar)
             continue
         size = format_bytes(capacity) if capacity else "0 B (no capacity)"
         free = f"-{usage.overflow:,}" if usage.overflow else f"{usage.free or 0:,}"
-        filled = capacity + 1 if usage.overflow else usage.used
         shown.add_row(
             usage.region.name,
             _bytes(usage.used),
             size,
             free,
             _percent(usage.percent),
-            bar(filled, capacity),
+            bar,
         )
     for row in verdict.map.outside[:SCREEN_ROWS]:
         shown.add_row(
@@ -192,7 +195,7 @@ def _show_regions(console: Console, verdict: Verdict) -> None:
             "-",
             f"at {row.address:#x}",
         )
-    console.print(shown)
+    console.print(shown, legend(drawn for _, drawn in pairs), sep="\n")
 
 
 def _show_rows(console: Console, verdict: Verdict) -> None:
@@ -240,23 +243,8 @@ def _show_symbols(console: Console, verdict: Verdict) -> None:
     console.print(shown)
 
 
-def _show_comparison(console: Console, comparison: Comparison) -> None:
-    title = f"against {escape(_plain(comparison.source))}"
-    shown = table(title, "what", ">before", ">now", ">change")
-    for delta in [*comparison.regions, *comparison.symbols[:SCREEN_ROWS]]:
-        change = "n/a" if delta.delta is None else f"{delta.delta:+,}"
-        shown.add_row(_cell(delta.name), _number(delta.before), _number(delta.after), change)
-    console.print(shown)
-    for text in comparison.notes:
-        console.print(Text(_plain(text), style="dim"), soft_wrap=True)
-
-
 def _title(verdict: Verdict) -> str:
     return escape(_plain(verdict.elf.path.name))
-
-
-def _number(value: int | None) -> str:
-    return "n/a" if value is None else f"{value:,}"
 
 
 def _percent(value: float | None) -> str:

@@ -95,7 +95,11 @@ def _read_one(path: Path, format: str, base: int | None) -> Elf:
     elf = read_elf(path)
     if elf.kind != "relocatable":
         return elf
-    return replace(elf, sections=tuple(replace(s, member=path.name) for s in elf.sections))
+    return replace(
+        elf,
+        sections=tuple(replace(s, member=path.name) for s in elf.sections),
+        symbols=tuple(s if s.section else s._replace(member=path.name) for s in elf.symbols),
+    )
 
 
 def _regular(path: Path) -> Path:

@@ -35,6 +35,11 @@ MAX_MAP_BYTES = 32 << 20
 _LTO_OBJECT = re.compile(
     r"\.ltrans\d*\.(ltrans\.)?o$|\.lto\.o$|lto\.tmp$|ld-temp\.o$|\.lto\.\d+\.o$"
 )
+CROSS_REFERENCES = "Cross Reference Table"
+#: Where the file of a cross reference begins, unless the symbol's name is longer.
+_FILE_COLUMN = 50
+#: How far back a file is looked for that uses a symbol twice.
+MOST_USERS = 64
 FILL = "*fill*"
 #: Sections that linkers list at address 0 because they take no memory.
 _NOT_LOADED = re.compile(
@@ -76,15 +81,22 @@ class MapSection:
 
 @dataclass(slots=True)
 class LinkMap:
-    """A map file. ``symbols`` are global names at addresses, ``constants`` what scripts assign."""
+    """A map file. ``symbols`` are global names, their addresses, and the index of the section that
+    lists them; ``constants`` are what scripts assign.
+
+    ``included``: for each archive member the file that needed it, and the symbol. ``uses``
+    (``--cref``): for each symbol the files that name it, the one that defines it first.
+    """
 
     path: Path
     linker: str
     memory: list[MemoryRange] = field(default_factory=list)
     sections: list[MapSection] = field(default_factory=list)
-    symbols: list[tuple[str, int]] = field(default_factory=list)
+    symbols: list[tuple[str, int, int]] = field(default_factory=list)
     constants: dict[str, int] = field(default_factory=dict)
     discarded: int = 0
+    included: dict[str, tuple[str, str]] = field(default_factory=dict)
+    uses: dict[str, list[str]] = field(default_factory=dict)
 
     @property
     def loaded(self) -> Iterator[MapSection]:
@@ -95,6 +107,28 @@ class LinkMap:
         """Whether objects are the linker's own: link-time optimisation has mixed all sources."""
         objects = {part.object for s in self.loaded for part in s.parts if part.size}
         return any(_LTO_OBJECT.search(name) for name in objects)
+
+
+class CrossReferences:
+    """Reads the table of ``--cref``, which both linkers write alike.
+
+    A symbol and the file that defines it, on the lines below the files that use it.
+    """
+
+    def __init__(self, found: LinkMap) -> None:
+        self.uses = found.uses
+        self.name = ""
+
+    def line(self, line: str) -> None:
+        name, file = line[:_FILE_COLUMN].rstrip(), line[_FILE_COLUMN:]
+        if line[_FILE_COLUMN - 1 : _FILE_COLUMN] != " ":
+            name, _, file = line.rpartition(" ")
+        if not file or (name, file) == ("Symbol", "File"):
+            return
+        self.name = name or self.name
+        files = self.uses.setdefault(self.name, [])
+        if file not in files[-MOST_USERS:]:
+            files.append(file)
 
 
 def looks_like_map(head: bytes) -> bool:
@@ -231,7 +265,7 @@ def check_belongs(found: LinkMap, elf: Elf) -> None:
     for symbol in elf.symbols:
         if symbol.binding != "LOCAL" and symbol.section is not None:
             here.setdefault(symbol.name, set()).add(symbol.address & ~1)
-    for name, address in found.symbols:
+    for name, address, _ in found.symbols:
         if name in here and address & ~1 not in here[name]:
             other = min(here[name])
             raise _another_build(

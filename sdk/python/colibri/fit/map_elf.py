@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A map file alone, as a record that can be placed: for a link that failed and left no ELF.
 
-A map does not say which sections have bytes in the file; that is told by the names of their input
-sections (``.bss``, ``COMMON``, ``.noinit``), so the result is marked inexact.
+A map does not say which sections have bytes in the file. That is told by load addresses, which go
+on behind what is stored, and by the names of input sections (``.bss``, ``COMMON``, ``.noinit``), so
+the result is marked inexact.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ def elf_of_map(found: LinkMap) -> Elf:
     sections = [Section(0, "", "NULL", 0, 0, 0, 0, 1)]
     segments: list[Segment] = []
     offset = 0
-    for part in listed:
-        nobits = _is_nobits(part)
+    empty = _without_bytes(listed)
+    for number, part in enumerate(listed):
+        nobits = number in empty or _is_nobits(part)
         kind = "NOBITS" if nobits else "PROGBITS"
         flags = _flags(part, nobits)
         sections.append(
@@ -69,6 +71,18 @@ def elf_of_map(found: LinkMap) -> Elf:
     )
 
 
+def _without_bytes(listed: list[MapSection]) -> set[int]:
+    """Numbers of sections whose load address another one has too: nothing of them is stored."""
+    found: set[int] = set()
+    at: dict[int, int] = {}
+    for number, section in enumerate(listed):
+        before = at.get(section.load)
+        if before is not None and section.load != section.address != listed[before].address:
+            found.add(before)
+        at[section.load] = number
+    return found
+
+
 def _is_nobits(section: MapSection) -> bool:
     """Whether nothing in a section has bytes: fill and moves of the script alone have none."""
     parts = [p for p in section.parts if p.size and not p.fill]
@@ -84,18 +98,18 @@ def _flags(section: MapSection, nobits: bool) -> int:
 
 
 def _symbols(found: LinkMap, listed: list[MapSection]) -> Iterator[Symbol]:
-    names: dict[int, str] = {}
-    for name, address in found.symbols:
-        names.setdefault(address & ~1, name)
+    names: dict[tuple[str, int], str] = {}
+    for name, address, number in found.symbols:
+        names.setdefault((found.sections[number].name, address & ~1), name)
     for index, section in enumerate(listed, start=1):
         for part in section.parts:
             if part.size:
-                yield _symbol(part, names, index, bool(_CODE.fullmatch(section.name)))
+                known = part.name if part.fill else names.get((section.name, part.address))
+                yield _symbol(part, known, index, bool(_CODE.fullmatch(section.name)))
     for name, value in found.constants.items():
         yield Symbol(name, value, 0, "NOTYPE", "GLOBAL", None, "ABS")
 
 
-def _symbol(part: MapPart, names: dict[int, str], section: int, code: bool) -> Symbol:
-    name = part.name if part.fill else names.get(part.address, part.name)
+def _symbol(part: MapPart, known: str | None, section: int, code: bool) -> Symbol:
     kind = "FUNC" if code and not part.fill else "OBJECT"
-    return Symbol(name, part.address, part.size, kind, "GLOBAL", section, "")
+    return Symbol(known or part.name, part.address, part.size, kind, "GLOBAL", section, "")

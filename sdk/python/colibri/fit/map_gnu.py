@@ -13,7 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from colibri.fit.elf import MemoryRange
-from colibri.fit.link_map import LinkMap, MapPart, MapSection, object_and_library
+from colibri.fit.link_map import (
+    CROSS_REFERENCES,
+    CrossReferences,
+    LinkMap,
+    MapPart,
+    MapSection,
+    object_and_library,
+)
 
 _NUMBERS = r"0x([0-9a-f]{1,16}) {1,99}0x([0-9a-f]{1,16})"
 _OUTPUT = re.compile(rf"(\S.*?) {{1,99}}{_NUMBERS}(?: load address 0x([0-9a-f]{{1,16}}))?")
@@ -23,12 +30,17 @@ _DATA = re.compile(rf" {{10,}}{_NUMBERS} (?:BYTE|SHORT|LONG|QUAD|SQUAD|ASCIZ)\b.
 _SYMBOL = re.compile(r" {10,}0x([0-9a-f]{1,16}) {8,}(\S.*)")
 _ASSIGNED = re.compile(r"(?:(?:PROVIDE|HIDDEN|PROVIDE_HIDDEN) ?\()?([A-Za-z_.$][\w.$]*) = .*")
 _MEMORY = re.compile(rf"(\S.*?) {{1,99}}{_NUMBERS}(?: +(\S+))?")
+_NEEDED_BY = re.compile(r"(\S+) {1,99}(\S.*?) \((.+)\)")
+_NEEDED_BY_BELOW = re.compile(r" {10,99}(\S.*?) \((.+)\)")
 _NAME_ALONE = re.compile(r" ?[^\s(][^(]*")
 _HEADINGS = {
+    "Archive member included to satisfy reference by file (symbol)": "included",
+    "As-needed library included to satisfy reference by file (symbol)": "before",
+    "Allocating common symbols": "before",
     "Discarded input sections": "discarded",
     "Memory Configuration": "memory",
     "Linker script and memory map": "map",
-    "Cross Reference Table": "after",
+    CROSS_REFERENCES: "uses",
 }
 _DEFAULT, _DISCARD = "*default*", "/DISCARD/"
 _LINE = 8192
@@ -38,6 +50,7 @@ def parse_gnu(path: Path, text: str) -> LinkMap:
     """All that a map of GNU ld says; lines that are not understood are passed over."""
     parser = _Parser(LinkMap(path, "GNU ld"))
     part = "before"
+    uses = CrossReferences(parser.map)
     for line in _joined(text):
         if line in _HEADINGS:
             part = _HEADINGS[line]
@@ -48,6 +61,10 @@ def parse_gnu(path: Path, text: str) -> LinkMap:
             parser.memory(line)
         elif part == "map":
             parser.line(line)
+        elif part == "included":
+            parser.included(line)
+        elif part == "uses":
+            uses.line(line)
     return parser.map
 
 
@@ -74,6 +91,16 @@ class _Parser:
     def __init__(self, found: LinkMap) -> None:
         self.map = found
         self.section: MapSection | None = None
+        self.member = ""  # of the list of included members, when its reason is on the next line
+
+    def included(self, line: str) -> None:
+        """``lib.a(member.o)  main.o (symbol)``; a long name has the rest on the next line."""
+        if found := _NEEDED_BY_BELOW.fullmatch(line):
+            if self.member:
+                self.map.included.setdefault(self.member, (found[1], found[2]))
+        elif found := _NEEDED_BY.fullmatch(line):
+            self.map.included.setdefault(found[1], (found[2], found[3]))
+        self.member = line if line[:1].strip() else ""
 
     def memory(self, line: str) -> None:
         found = _MEMORY.fullmatch(line)
@@ -134,4 +161,4 @@ class _Parser:
             if found := _ASSIGNED.fullmatch(text):
                 self.map.constants[found[1]] = address
         else:
-            self.map.symbols.append((text, address))
+            self.map.symbols.append((text, address, len(self.map.sections) - 1))

@@ -10,7 +10,15 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from colibri.fit.link_map import FILL, LinkMap, MapPart, MapSection, object_and_library
+from colibri.fit.link_map import (
+    CROSS_REFERENCES,
+    FILL,
+    CrossReferences,
+    LinkMap,
+    MapPart,
+    MapSection,
+    object_and_library,
+)
 
 _LINE = re.compile(r" *([0-9a-f]+) +([0-9a-f]+) +([0-9a-f]+) +(\d+) (.*)")
 _ASSIGNMENT = re.compile(r"\S+ (=|\+=|-=) .*|(PROVIDE|HIDDEN|PROVIDE_HIDDEN|ASSERT) ?\(.*")
@@ -21,7 +29,10 @@ def parse_lld(path: Path, text: str) -> LinkMap:
     """All that a map of lld says; lines that are not understood are passed over."""
     result = LinkMap(path, "lld")
     section: MapSection | None = None
-    for line in text.splitlines()[1:]:
+    lines = iter(text.splitlines()[1:])
+    for line in lines:
+        if line == CROSS_REFERENCES:
+            break
         found = _LINE.fullmatch(line[:_LIMIT].rstrip())
         if found is None:
             continue
@@ -31,13 +42,16 @@ def parse_lld(path: Path, text: str) -> LinkMap:
         what = what.strip()
         if depth >= 16:
             if not what.startswith("$"):
-                result.symbols.append((what, address))
+                result.symbols.append((what, address, len(result.sections) - 1))
         elif depth >= 8:
             if section is not None:
                 section.parts.append(_part(what, address, size))
         elif not _ASSIGNMENT.fullmatch(what):
             section = MapSection(what, address, size, load, scripted=True)
             result.sections.append(section)
+    uses = CrossReferences(result)
+    for line in lines:
+        uses.line(line[:_LIMIT].rstrip())
     return result
 
 

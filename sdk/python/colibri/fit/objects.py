@@ -18,7 +18,8 @@ from colibri.fit.elf import Elf, Section, Symbol, read_elf, read_elf_bytes
 from colibri.fit.findings import Finding
 
 _BITCODE = (b"BC\xc0\xde", b"\xde\xc0\x17\x0b")
-_SLIM = "__gnu_lto_slim"
+#: The symbol of an object that holds nothing but gcc's intermediate code.
+SLIM = "__gnu_lto_slim"
 
 
 def read_objects(paths: Sequence[Path]) -> Elf:
@@ -81,11 +82,11 @@ class _Joined:
                 file=elf.path,
                 hint="give objects of one machine",
             )
-        if any(s.name == _SLIM for s in elf.symbols):
+        if any(s.name == SLIM for s in elf.symbols):
             self.unsized.append(name)
         moved = dict(self.place(elf, name, len(self.objects)))
         self.symbols += (
-            s if s.section is None else s._replace(section=moved[s.section])
+            s._replace(member=name) if s.section is None else s._replace(section=moved[s.section])
             for s in elf.symbols
             if s.section is None or s.section in moved
         )
@@ -161,6 +162,12 @@ class _Joined:
                 _few(self.other),
                 len(self.other),
             )
+
+
+def member_and_library(name: str) -> tuple[str, str]:
+    """``lib.a(member.o)`` as member and library; ``main.o`` has none."""
+    library, bracket, member = name.rstrip(")").partition("(")
+    return (member, library) if bracket else (name, "")
 
 
 def _target(elf: Elf) -> str:

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from colibri.cli.common import printable, table
+from colibri.fit.budgets import Figure
 from colibri.fit.findings import Finding
 from colibri.fit.stack.analysis import Entry, StackReport
 from colibri.fit.stack.graph import Bound
@@ -29,16 +30,11 @@ def stack_findings(report: StackReport, reserved: int, budget: Any = None) -> It
     ----------
     reserved : int
         Bytes between the linker's stack symbols, or 0.
-    budget : Marks, optional
+    budget : RegionBudget, optional
         ``budgets.stack_depth`` of a board: sizes, or percentages of the reserved stack.
     """
-    limits = {"error": report.limit, "warning": report.warn}
-    for level, mark in (("error", "limit"), ("warning", "warn")):
-        given = getattr(budget, mark, None)
-        if given is not None and (given.size is not None or reserved):
-            most = given.of(reserved)
-            limits[level] = most if limits[level] is None else min(limits[level] or 0, most)
-    yield from _against(report, limits["error"], limits["warning"])
+    figure = stack_figure(report, reserved, budget)
+    yield from _against(report, figure)
     if reserved and report.bytes > reserved:
         what = (
             f"the worst-case stack of {report.bytes:,} B does not fit the reserved {reserved:,} B"
@@ -46,7 +42,7 @@ def stack_findings(report: StackReport, reserved: int, budget: Any = None) -> It
         yield Finding("error", "stack", what, "stack", report.bytes, reserved)
     yield from _entry_limits(report)
     if not report.complete:
-        asked = limits["error"] is not None or any(e.limit for e in report.counted)
+        asked = figure.limit is not None or any(e.limit for e in report.counted)
         yield _incomplete(report, asked)
     open_handlers = [entry for entry in report.entries if entry.role == "exception"]
     if open_handlers:
@@ -55,17 +51,35 @@ def stack_findings(report: StackReport, reserved: int, budget: Any = None) -> It
         yield Finding("note", "stack-handlers", what, "stack", len(open_handlers))
 
 
-def _against(report: StackReport, limit: int | None, warn: int | None) -> Iterator[Finding]:
+def stack_figure(report: StackReport, reserved: int, budget: Any = None) -> Figure:
+    """The worst case with the lower of declared and board's marks.
+
+    A bound that is not complete is not known, unless what is known is above the limit already.
+    """
+    warn, limit = budget.marks(reserved or None) if budget is not None else (None, None)
+    warn, limit = _lower(warn, report.warn), _lower(limit, report.limit)
+    known = report.complete or (limit is not None and report.bytes > limit)
+    return Figure(
+        "stack_depth", "worst-case stack", report.bytes if known else None, "budgets.stack_depth",
+        warn=warn, limit=limit, capacity=reserved or None,
+    )  # fmt: skip
+
+
+def _lower(one: int | None, other: int | None) -> int | None:
+    return min((mark for mark in (one, other) if mark is not None), default=None)
+
+
+def _against(report: StackReport, figure: Figure) -> Iterator[Finding]:
     for level, code, name, most in (
-        ("error", "stack", "limit", limit),
-        ("warning", "stack-warn", "warning mark", warn),
+        ("error", "stack", "limit", figure.limit),
+        ("warning", "stack-warn", "warning mark", figure.warn),
     ):
         if most is not None and report.bytes > most:
             what = (
-                f"the worst-case stack is {report.bytes:,} B, {report.bytes - most:,} B more than "
-                f"its {name} of {most:,} B"
+                f"the worst-case stack is {report.bytes:,} B, {report.bytes - most:,.0f} B more "
+                f"than its {name} of {most:,.0f} B"
             )
-            yield Finding(level, code, what, "stack", report.bytes, most)
+            yield Finding(level, code, what, "stack", report.bytes, int(most))
             return
 
 

@@ -21,26 +21,35 @@ def vector_table(program: Program) -> dict[int, list[str]]:
     """Handlers of the vector table: code pointer to the exceptions that it handles."""
     if program.elf.machine != "ARM" or not program.arm_only_thumb:
         return {}
-    for address, size in _candidates(program):
+    for address, size, named in _candidates(program):
         stack, reset = program.number(address, 4), program.number(address + 4, 4)
         good = reset is not None and reset & 1 and program.is_code(reset & ~1)
         if stack and stack % 4 == 0 and not program.is_code(stack) and good:
-            if program.elf.entry and (reset or 0) | 1 != program.elf.entry | 1:
-                continue
+            if not named and program.elf.entry and (reset or 0) | 1 != program.elf.entry | 1:
+                continue  # a table by its name may differ: a loader enters elsewhere
             return _handlers(program, address, size)
     return {}
 
 
-def _candidates(program: Program) -> list[tuple[int, int]]:
-    """Places where a table may begin: objects that are called so, and starts of sections."""
-    named = [
-        place
+def _candidates(program: Program) -> list[tuple[int, int, bool]]:
+    """Places where a table may begin: objects and sections called so, and starts of sections."""
+    objects = [
+        (address, size, True)
         for name, places in program.objects.items()
-        if "vector" in name.lower() or "isr" in name.lower()
-        for place in places
+        for address, size in places
+        if _called_so(name)
     ]
-    starts = [(span.address, 4 * _MOST) for span in program.spans if span.address % 4 == 0]
-    return [*(place for place in named if place[1] >= 8), *starts]
+    sections = [
+        (section.address, section.size, True)
+        for section in program.elf.sections
+        if section.allocated and section.in_file and _called_so(section.name)
+    ]
+    starts = [(span.address, 4 * _MOST, False) for span in program.spans if span.address % 4 == 0]
+    return [place for place in (*objects, *sections, *starts) if place[1] >= 8]
+
+
+def _called_so(name: str) -> bool:
+    return "vector" in name.lower() or "isr" in name.lower()
 
 
 def _handlers(program: Program, address: int, size: int) -> dict[int, list[str]]:

@@ -18,10 +18,13 @@ from colibri.fit.stack.steps import RETURN, SP, Flow, Registers, Step, Value, ap
 
 #: Instructions that one function's analysis may look at; more than any compiler makes.
 MOST_STEPS = 400_000
+#: The largest number that one instruction of Arm loads as such.
+IMMEDIATE = 0xFFFF
 #: Times that the stack may get deeper at one address before it counts as growing in a loop.
 MOST_RISES = 24
 
 
+_UPPER_HALF = ("adrp", "lui", "auipc")
 _NOTHING = ("movs r0, r0", "mov r8, r8", "mov r0, r0")
 
 
@@ -54,7 +57,8 @@ class Call:
 class Body:
     """What one function does to the stack.
 
-    ``frame`` is its deepest point without calls; ``problems`` say why it may be deeper.
+    ``frame`` is its deepest point without calls; ``problems`` say why it may be deeper;
+    ``constants`` are the numbers that its instructions put together, addresses among them.
     """
 
     function: Function
@@ -62,6 +66,7 @@ class Body:
     calls: list[Call] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    constants: set[int] = field(default_factory=set)
 
 
 def walk(program: Program, decoder: Decoder, function: Function) -> Body:
@@ -336,6 +341,7 @@ class _Walk:
             held = after.get(SP)
             self.deepen(at, held)
             self.note_other_stack(at, step)
+            self.note_constants(step, after)
             depth = max(0, -held.number) if held is not None else None
             if step.flow is Flow.CALL and not self.stays_inside(step):
                 self.add_call(at, step, after, depth)
@@ -376,6 +382,17 @@ class _Walk:
                 self.body.notes.append(
                     f"changes to the stack below {value.number:#x} {self.where(at)}"
                 )
+
+    def note_constants(self, step: Step, after: Registers) -> None:
+        """Small immediate numbers are no addresses, nor is the upper half of one alone."""
+        if step.text.startswith(_UPPER_HALF):
+            return
+        for effect in step.effects:
+            value = after.get(effect.register)
+            if value is None or value.on_stack:
+                continue
+            loaded = step.literal is not None or effect.kind == "insert"
+            self.body.constants.update(n for n in value.numbers if n > IMMEDIATE or loaded)
 
     def add_call(self, at: int, step: Step, after: Registers, depth: int | None) -> None:
         target = self.target(step, after)

@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The step that judges a firmware: its own, or the one that was built."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from colibri.check.rows import BoardResult
+from colibri.check.sheet import Sheet
+from colibri.fit.findings import UNTOLD
+from colibri.fit.stack import StackOptions
+from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
+from colibri.fit.verdict import Verdict, judge
+from colibri.project.loader import LoadedProject, Target
+from colibri.project.model import Symbols
+
+#: Findings that the rows of figures tell already.
+_TOLD = frozenset({"budget", "budget-warn", "budget-unknown", "stack-unknown"})
+
+_TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
+
+
+def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResult) -> Verdict:
+    """Rows of every figure of the firmware, and of whatever else is wrong with it."""
+    verdict = _judged(loaded, target, result)
+    for figure in verdict.figures:
+        if figure.name == "stack_depth":
+            sheet.figure("size", figure, _deepest(verdict))
+        elif figure.name != "image" or result.image is None:  # else a row of "pack"
+            sheet.figure("size", figure)
+    for finding in verdict.findings:
+        told = finding.code in _TOLD or (
+            finding.code in _TOLD_OF_STACK and finding.where == "stack"
+        )
+        if not told and finding.level != "note":
+            status = "over" if finding.level == "error" else "warning"
+            status = "unknown" if finding.code == UNTOLD and status == "over" else status
+            name = f"{finding.code}.{finding.where}" if finding.where else finding.code
+            sheet.say("size", name, finding.code, status, finding.what)
+    word = {"fits": "ok", "over": "over"}.get(verdict.verdict, "unknown")
+    what = {"fits": "fits", "over": "does not fit"}.get(verdict.verdict, "no verdict")
+    sheet.say("size", "verdict", f"{verdict.elf.path.name} {what}", word)
+    return verdict
+
+
+def _judged(loaded: LoadedProject, target: Target, result: BoardResult) -> Verdict:
+    options, made = target.options, result.firmware
+    more: dict[str, Any] = {}
+    link_map: Path | None
+    if options.elf is not None:
+        elf = loaded.path(options.elf)
+        link_map = loaded.path(options.map) if options.map else None
+    else:
+        elf, link_map = made.elf, made.map
+        if target.application:
+            more["application"] = target.application
+    image = result.image if _flashed(target, result) else None
+    stack = _stack_options(loaded, target)
+    return judge(
+        elf, target.board, image, stack, link_map=link_map, groups=loaded.project.groups,
+        rules=_rules(target.symbols), **more,
+    )  # fmt: skip
+
+
+def _rules(symbols: Symbols) -> SymbolRules:
+    return SymbolRules(
+        tuple(symbols.forbidden), tuple(symbols.allowed), symbols.required,
+        tuple(symbols.no_writable), None if symbols.may_need is None else tuple(symbols.may_need),
+    )  # fmt: skip
+
+
+def library(sheet: Sheet, result: BoardResult) -> None:
+    """A row about the runtime in the build: no heap, no threads, no variables of its own."""
+    made = result.firmware
+    verdict = judge(made.library, rules=LIBRARY_RULES)
+    broken = [finding.what for finding in verdict.findings if finding.level == "error"]
+    what = f"{made.library.name}: no heap, threads, stdio or variables"
+    sheet.say("build", "library", what, "over" if broken else "ok", "; ".join(broken))
+
+
+def _flashed(target: Target, result: BoardResult) -> bool:
+    """Whether the image lies beside the firmware in the board's model region."""
+    board, made = target.board, result.firmware
+    if board.os != "none" or not board.firmware.model_region:
+        return False
+    return made is None or made.layout is None or not made.layout.tables_bytes
+
+
+def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None:
+    """The stack is bounded where firmware has one of its own, or where a mark asks for it."""
+    declared = loaded.project.stack is not None
+    asked = target.board.budgets.stack_depth is not None or declared
+    if not asked and (target.board.os != "none" or find_spec("capstone") is None):
+        return None
+    su = tuple(loaded.path(path) for path in target.options.su)
+    return StackOptions((), su, (loaded.file,) if declared else ())
+
+
+def _deepest(verdict: Verdict) -> str:
+    """What the bound does not know, and the chain that it comes from."""
+    assert verdict.stack is not None
+    unknown = [finding.what for finding in verdict.findings if finding.code == "stack-unknown"]
+    entries = [entry for entry in verdict.stack.counted if entry.bound.chain]
+    if not entries:
+        return "; ".join(unknown)
+    deepest = max(entries, key=lambda entry: entry.bound.bytes)
+    return "; ".join([*unknown, " → ".join(link.name for link in deepest.bound.chain)])

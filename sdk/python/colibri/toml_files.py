@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""TOML files that users write, read without surprises."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Any
+
+FILE_BYTES_MAX = 1 << 20
+
+
+def read_toml(path: Path, called: str) -> tuple[dict[str, Any] | None, str]:
+    """The tables of a file, or None and the reason; `called` names such files: "board files"."""
+    try:
+        return _parse(path), ""
+    except OSError as error:
+        return None, f"cannot be read: {error.strerror}"
+    except UnicodeDecodeError as error:
+        return None, f"is not UTF-8 text (byte {error.start}); {called} are TOML"
+    except RecursionError:
+        return None, f"is nested too deeply; {called} are not"
+    except ValueError as error:  # TOMLDecodeError, an integer too long, a NUL in the path
+        return None, f"is not valid TOML: {error}"
+
+
+def _parse(path: Path) -> dict[str, Any]:
+    if path.exists() and not path.is_file():
+        raise ValueError("it is a folder or a device, not a file")
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
+    return tomllib.loads(data.decode("utf-8"))
