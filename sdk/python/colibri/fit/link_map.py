@@ -29,7 +29,7 @@ _GNU_EARLIER = (
     "As-needed library included",
 )
 _LLD_MARK = re.compile(r"\s*VMA\s+LMA\s+Size\s+Align\s+Out\s+In\s+Symbol")
-#: Most bytes of a map: some 300,000 input sections, which take a few seconds and 400 MB.
+#: Most bytes of a map: some 190,000 input sections, which take 10 s and 400 MB.
 MAX_MAP_BYTES = 32 << 20
 #: Objects that a linker makes out of all others when it optimises at link time.
 _LTO_OBJECT = re.compile(
