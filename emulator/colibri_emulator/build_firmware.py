@@ -186,6 +186,8 @@ def build_firmware(
             _check_code(folder / "firmware.elf", board, layout)
         else:
             build.hosted()
+        for path in folder.glob("*.o"):
+            path.unlink()
         if copy_model:
             shutil.copyfile(image, folder / "model.colibri")
             for companion in opened.paths[1:]:
@@ -278,36 +280,37 @@ class _Build:
             device = data_path("sdk", "c", "ports", "block_device")
             sources.append(Source(device / "block_device.c"))
             includes.append(device)
-        objects = [*self._compile(sources, includes), *self._runtime()]
-        self.compiler.link(
-            objects, script, self.folder / "firmware.elf", self.folder / "firmware.map"
-        )
+        objects, library = self._compile(sources, includes), self._runtime()
+        self.compiler.link(objects, script, *self._outputs(), library)
 
     def hosted(self) -> None:
         """Static executable, map and library for Linux."""
         posix = data_path("sdk", "c", "ports", "posix")
         sources = [Source(path) for path in sorted(posix.glob("*.c"))]
         sources.append(Source(data_path("emulator", "firmware", "linux_main.c"), self._choice()))
-        objects = [*self._compile(sources, [posix]), *self._runtime()]
+        objects, library = self._compile(sources, [posix]), self._runtime()
         if not isinstance(self.compiler, Zig):
             raise BuildError("only zig brings a static C library for Linux boards")
-        self.compiler.link_hosted(
-            objects, self.folder / "firmware.elf", self.folder / "firmware.map"
-        )
+        self.compiler.link_hosted(objects, *self._outputs(), library)
 
-    def _runtime(self) -> list[Path]:
-        """The runtime's objects, which also make the library."""
+    def _outputs(self) -> tuple[Path, Path]:
+        return self.folder / "firmware.elf", self.folder / "firmware.map"
+
+    def _runtime(self) -> Path:
+        """The runtime's library; kernels carry their folder's name, as many files share theirs."""
         root = data_path("sdk", "c")
         rest = [path for path in sorted((root / "src").glob("*.c")) if path.name not in _NAMES]
         defines = tuple(self.needs.defines())
         sources = [
-            Source(path, ("-ffreestanding", "-O2", *defines, *flags))
+            Source(
+                path, ("-ffreestanding", "-O2", *defines, *flags), f"{path.parent.name}-{path.stem}"
+            )
             for path, flags in self._kernels(root / "kernels")
         ]
         sources += [Source(path, ("-ffreestanding", "-Os", *defines)) for path in rest]
-        objects = self._compile(sources, [root / "src"])
-        self.compiler.archive(objects, self.folder / "libcolibri.a")
-        return objects
+        library = self.folder / "libcolibri.a"
+        self.compiler.archive(self._compile(sources, [root / "src"]), library)
+        return library
 
     def _kernels(self, folder: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
         """Files of the reference and of the chosen table, with the flags that are their own."""
@@ -321,10 +324,11 @@ class _Build:
         return (f"-DCOLIBRI_BOARD_KERNELS={self.table.symbol}", *streams)
 
     def _compile(self, sources: Sequence[Source], includes: Sequence[Path]) -> list[Path]:
+        """Objects under plain names in the build's folder, for archive and link."""
         if self.optimise is not None:
             level = self.optimise
             sources = [
-                Source(s.path, tuple(level if f.startswith("-O") else f for f in s.flags))
+                replace(s, flags=tuple(level if f.startswith("-O") else f for f in s.flags))
                 for s in sources
             ]
         flags: tuple[str, ...] = ("-Os", *COMMON)
@@ -332,7 +336,14 @@ class _Build:
         if self.board.os == "none":
             flags = (*flags, "-ffreestanding")
             folders.append(data_path("emulator", "firmware", "include"))
-        return compile_all(self.compiler, sources, flags, folders)
+        objects = []
+        for source, cached in zip(
+            sources, compile_all(self.compiler, sources, flags, folders), strict=True
+        ):
+            objects.append(self.folder / source.object_name)
+            with objects[-1].open("xb") as file:  # a second one of that name is an error
+                file.write(cached.read_bytes())
+        return objects
 
 
 def _start_flags(name: str) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Any, get_args
 import pytest
 
 import colibri
+import colibri_emulator.cpu
 from colibri.application import NOT_GIVEN, ROW
 from colibri.boards import Board, load_board
 from colibri.boards.budgets import SizeBudget
@@ -25,10 +26,11 @@ from colibri.joint_plan import JointPlan
 from colibri.pack import pack
 from colibri.planner import Plan, plan_or_stream
 from colibri.sampling import Sampling
-from colibri_emulator.build_firmware import build_firmware
+from colibri_emulator.build_firmware import Firmware, build_firmware
 from colibri_emulator.code_size import code_reserve, counted_sizes
 from colibri_emulator.cpu import run_cpu
 from colibri_emulator.image_needs import image_needs
+from colibri_emulator.machine import Result, run_on_cpu
 from colibri_emulator.twin import run_twin
 from needs import need
 from size_support import board as size_board
@@ -282,12 +284,29 @@ def test_bad_options(
 # Firmware
 
 
-def test_twin_and_firmware_run_beside_it(tiny: Image) -> None:
+def test_twin_and_firmware_run_beside_it(tiny: Image, monkeypatch: pytest.MonkeyPatch) -> None:
     need("module:ziglang", "module:unicorn")
     board, request = load_board(PICO), Request([1, 2, 3], Sampling(), 4, ignore_eos=True)
     planned = colibri.plan(tiny, board, 32, application=DECLARED).require()
     native = run_twin(tiny, board, request, planned)
+    built: list[Firmware] = []
+
+    def watched(*args: Any, **more: Any) -> tuple[Firmware, Result]:
+        firmware, result = run_on_cpu(*args, **more)
+        built.append(firmware)
+        return firmware, result
+
+    monkeypatch.setattr(colibri_emulator.cpu, "run_on_cpu", watched)
     cpu = run_cpu(tiny, board, request, planned)
+    (firmware,) = built
+    assert firmware.layout is not None
+    assert firmware.application == DECLARED
+    assert [(r.name, r.base, r.size) for r in firmware.layout.regions] == [
+        (free.name, free.address, free.size) for free in planned.memory.regions
+    ]
+    code = planned.memory.code
+    assert code is not None
+    assert firmware.layout.code_limit - firmware.layout.code_start == code.bytes
     assert native.fault is cpu.fault is None
     assert cpu.tokens == native.tokens == run_twin(
         tiny, board, request, colibri.plan(tiny, board, 32)

@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -26,7 +28,14 @@ from colibri_emulator.kernel_tables import pick_table
 from colibri_emulator.layout import MAX_REGIONS, Layout, board_layout
 from colibri_emulator.mailbox import Mailbox
 from colibri_emulator.symbols import Program
-from colibri_emulator.toolchain import TARGETS, Gcc, Source, compile_all, find_toolchain
+from colibri_emulator.toolchain import (
+    TARGETS,
+    Gcc,
+    Source,
+    compile_all,
+    find_toolchain,
+    plain_map,
+)
 from needs import need
 
 Packed = Callable[[str], Path]
@@ -193,16 +202,66 @@ def test_only_what_the_image_needs_is_compiled_in(demo_image: Packed, tmp_path: 
     assert least.bytes["code"] < most.bytes["code"]
 
 
+def names_of_the_machine(made: Firmware, folders: Sequence[Path]) -> list[str]:
+    """Folders that ELF, map or library name, and absolute paths in the map."""
+    found = [
+        f"{file.name}: {folder}"
+        for file in (made.elf, made.map, made.library)
+        for folder in folders
+        if str(folder).encode() in file.read_bytes()
+    ]
+    text = made.map.read_text("utf-8").replace("\n/DISCARD/", "")
+    return found + re.findall(r"(?<![^\s(])/.*", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "toolchain"),
+    [("qemu-virt-riscv64", "zig"), ("qemu-virt-riscv64", "gcc"), ("pimoroni-pico-plus-2", "gcc"),
+     ("raspberry-pi-zero-2w", "zig")],
+)  # fmt: skip
 def test_build_is_reproducible(
+    name: str,
+    toolchain: str,
+    demo_image: Packed,
+    tmp_path: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another folder, another cache: the same files, which tell nothing of either."""
+    board = load_board(name)
+    toolchain_of(toolchain, board)
+    one = build(board, demo_image("q4"), tmp_path / "a", toolchain)
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    two = build(board, demo_image("q4"), tmp_path / "other folder" / "b", toolchain)
+    for part in ("elf", "map", "library"):
+        assert getattr(one, part).read_bytes() == getattr(two, part).read_bytes(), part
+    folders = [tmp_path, root, Path(sys.prefix), Path.home()]
+    assert names_of_the_machine(two, [f for f in folders if f != Path("/")]) == []
+    assert not list(two.elf.parent.glob("*.o"))
+
+
+def test_two_objects_of_one_name_are_an_error(
     demo_image: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("module:ziglang")
-    board = load_board("qemu-virt-riscv64")
-    one = build(board, demo_image("q4"), tmp_path / "a")
-    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
-    two = build(board, demo_image("q4"), tmp_path / "b")
-    assert one.elf.read_bytes() == two.elf.read_bytes()
-    assert one.library.read_bytes() == two.library.read_bytes()
+    monkeypatch.setattr(Source, "object_name", "same.o")
+    with pytest.raises(BuildError, match="File exists"):
+        build(load_board("qemu-virt-riscv64"), demo_image("q4"), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("line", "plain"),
+    [
+        ("LOAD /usr/lib/gcc/thumb/v8/libgcc.a", "LOAD libgcc.a"),
+        ("/usr/lib/my gcc/libgcc.a(_udivdi3.o)", "libgcc.a(_udivdi3.o)"),
+        (" 0x20 /c/libc.a(/c/o/1/stderr.o):(.data)", " 0x20 libc.a(stderr.o):(.data)"),
+        (" .text  0x10  0x20 libcolibri.a(plan.o)", " .text  0x10  0x20 libcolibri.a(plan.o)"),
+        ("/DISCARD/", "/DISCARD/"),
+        (" *(.text / 2)", " *(.text / 2)"),
+    ],
+)
+def test_maps_tell_no_folders_of_the_compiler(line: str, plain: str) -> None:
+    assert plain_map(f"{line}\n{line}\n") == f"{plain}\n{plain}\n"
 
 
 def test_an_object_is_named_by_every_header(

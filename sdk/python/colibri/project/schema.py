@@ -23,7 +23,17 @@ def project_schema() -> dict[str, Any]:
     """The schema as a dictionary, stable from run to run."""
     schema = Project.model_json_schema(mode="validation")
     schema["$defs"]["Model"]["oneOf"] = [{"required": ["checkpoint"]}, {"required": ["image"]}]
+    _close(schema)
     return {"$schema": DIALECT, **schema, "description": _ABOUT}
+
+
+def _close(part: Any) -> None:
+    """Tables whose keys have a pattern take no others."""
+    if isinstance(part, dict) and "patternProperties" in part:
+        part["additionalProperties"] = False
+    for inner in part.values() if isinstance(part, dict) else part:
+        if isinstance(inner, (dict, list)):
+            _close(inner)
 
 
 def schema_text() -> str:
