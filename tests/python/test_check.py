@@ -287,6 +287,23 @@ def test_a_region_s_budget_holds_what_is_planned(run: Check, small: Callable[...
     assert more.row("planned.SRAM")["value"] >= value + 65536
 
 
+def test_what_all_boards_are_held_to_is_skipped_where_a_step_is_turned_off(
+    run: Check, firmware: Callable[..., str], image: Path
+) -> None:
+    """And only there: another board has it, and no table of this board asks."""
+    quiet = f'[boards.quiet]\nboard = "{PICO}"\nbuild = false\nemulate = []\n'
+    model = f'[model]\nimage = "{image}"\n{RUN}[budgets]\ncode_bytes = 16\ntok_s = 1\n'
+    text = firmware(model, "emulate = []\n") + quiet
+    done = run(text)
+    assert done.row("code", "quiet")["status"] == "skipped"
+    assert "turned off" in done.row("code", "quiet")["detail"]
+    assert done.row("code", "bench")["status"] == "ok"
+    assert done.row("tok_s", "quiet")["status"] == "unknown"  # no board has it
+    assert done.json["boards"][1]["verdict"] == "unknown"
+    own = run(text + "budgets.code_bytes = 17\n")
+    assert own.row("code", "quiet")["status"] == "unknown"
+
+
 def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
     run: Check, firmware: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -440,9 +457,10 @@ def test_the_page_s_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     known = set(re.findall(r"`([a-z_0-9.]+)`", page)) | {"emulate.native", "emulate.cpu"}
     for name in names:
         kind = name.split(".")[0]
-        assert name in known or f"{kind}.NAME" in page or kind in ("group-empty",), name
+        assert name in known or f"{kind}.NAME" in page, name
     assert done.row("same_tokens")["status"] == "ok"
-    assert done.row("group.runtime")["value"] > 0
+    assert done.row("group.runtime", PICO)["value"] > 0
+    assert done.row("group.start-up", PICO)["value"] > 0
     assert {path.name for path in done.folder.iterdir()} >= {*FILES[:3], PICO}
 
 
