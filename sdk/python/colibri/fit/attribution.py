@@ -11,8 +11,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import translate
+from typing import NamedTuple
 
 from colibri.errors import SizeError
 from colibri.fit.debug_info import Sources
@@ -28,8 +29,7 @@ NO_LIBRARY, NO_SOURCE = "(objects)", "(source not known)"
 _FIELDS = ("symbol", "section", "object", "library", "source", "region")
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(NamedTuple):
     """Bytes of one owner, by region (of objects: by group of the totals)."""
 
     charged: Mapping[str, int]
@@ -107,7 +107,9 @@ def _owned_symbols(elf: Elf, table: SymbolTable, sources: Sources) -> Iterator[O
     for row in table.rows:
         row.object, row.library = _origin(elf, row, finder)
         section = elf.sections[row.section]
-        pieces = list(sources.split(row.address, row.size)) if section.executable else []
+        pieces: list[tuple[str, int, int]] = []
+        if section.executable and sources.starts:
+            pieces = list(sources.split(row.address, row.size))
         row.source = _most(pieces) or paths.get(row.file, row.file)
         owned = Owned(row.charged, row.name, section.name, row.object, row.library, row.source)
         if sources.lto and len(pieces) > 1:
@@ -131,8 +133,8 @@ def _inlined(owned: Owned, pieces: Iterable[tuple[str, int, int]]) -> Iterator[O
     for file, _, size in pieces:
         taken = {region: min(size, rest) for region, rest in left.items()}
         left = {region: rest - taken[region] for region, rest in left.items()}
-        yield replace(owned, charged=taken, source=file or owned.source)
-    yield replace(owned, charged=left)
+        yield owned._replace(charged=taken, source=file or owned.source)
+    yield owned._replace(charged=left)
 
 
 def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, str]:
@@ -145,8 +147,10 @@ def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, s
     return (FILL_NAME if part.fill else part.object or LINKER), part.library
 
 
-def _most(pieces: Iterable[tuple[str, int, int]]) -> str:
+def _most(pieces: Sequence[tuple[str, int, int]]) -> str:
     """The source that most bytes of a function come from."""
+    if len(pieces) == 1:
+        return pieces[0][0]
     sizes: dict[str, int] = {}
     for file, _, size in pieces:
         sizes[file] = sizes.get(file, 0) + size
@@ -174,12 +178,9 @@ def _rest(elf: Elf, table: SymbolTable) -> Iterator[Owned]:
             yield Owned(charged, "", output.name, origin, part.library)
 
 
-def _charged(table: SymbolTable, section: int, address: int, size: int) -> dict[str, int]:
-    charged: dict[str, int] = {}
-    for name, _, new in table.charger.charge(section, address, size):
-        if name is not None and new:
-            charged[name] = charged.get(name, 0) + new
-    return charged
+def _charged(table: SymbolTable, section: int, address: int, size: int) -> Mapping[str, int]:
+    charged = table.charger.charge(section, address, size)
+    return table.charger.sums(part for part in charged if part[2])
 
 
 def _left(placed: MemoryMap, owned: Iterable[Owned]) -> dict[str, int]:

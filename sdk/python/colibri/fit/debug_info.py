@@ -51,7 +51,7 @@ _OTHERS = (
     "gnu_debugaltlink_sec",
     "debug_types_sec",
 )
-_COMPRESSED = 0x800
+_COMPRESSED, _IMPLICIT_CONST = 0x800, 0x21
 _BAD = (*DAMAGED, DWARFError)
 #: Bounds on what a hostile file can cost. Line tables are read one opcode at a time.
 MAX_UNITS, MAX_RANGES, MAX_LINE_BYTES = 100_000, 4_000_000, 1 << 20
@@ -127,36 +127,66 @@ class _Metered(BytesIO):
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
+        self.data = data
         self.left = 8 * len(data) + (1 << 20)
 
     def read(self, size: int | None = -1, /) -> bytes:
         data = super().read(size)
-        self.left -= len(data) + 1
+        self.spend(len(data) + 1)
+        return data
+
+    def spend(self, size: int) -> None:
+        """Take note of bytes that were read."""
+        self.left -= size
         if self.left < 0:
             raise ELFError("a section is read over and over")
-        return data
 
 
 class _Abbreviations(AbbrevTable):
-    """Declarations up to the one that is asked for: of a unit, the first is all that is needed."""
+    """The one declaration of a unit that is needed; those before it are passed over."""
 
-    __slots__ = ("at",)
+    __slots__ = ()
+    stream: _Metered
 
     def _parse_abbrev_table(self) -> dict[int, AbbrevDecl]:
-        self.at: int | None = self.offset
         return {}
 
     def get_abbrev(self, code: int) -> AbbrevDecl:
-        while code not in self._abbrev_map and self.at is not None:
-            self.stream.seek(self.at)
-            number: int = struct_parse(self.structs.the_Dwarf_uleb128, self.stream)
+        data, at = self.stream.data, self.offset
+        while code not in self._abbrev_map:
+            begin = at
+            number, at = uleb(data, at)
             if number == 0:
-                self.at = None
                 break
-            declared = struct_parse(self.structs.Dwarf_abbrev_declaration, self.stream)
-            self._abbrev_map[number] = AbbrevDecl(number, declared)
-            self.at = self.stream.tell()
+            if number == code:
+                self.stream.seek(at)
+                declared = struct_parse(self.structs.Dwarf_abbrev_declaration, self.stream)
+                self._abbrev_map[code] = AbbrevDecl(code, declared)
+            at = pass_declaration(data, at)
+            self.stream.spend(at - begin)
         return self._abbrev_map[code]
+
+
+def uleb(data: bytes, at: int) -> tuple[int, int]:
+    """An unsigned LEB128 number, and where the next byte is."""
+    value = shift = 0
+    while data[at] & 0x80:
+        value |= (data[at] & 0x7F) << shift
+        at, shift = at + 1, shift + 7
+    return value | data[at] << shift, at + 1
+
+
+def pass_declaration(data: bytes, at: int) -> int:
+    """Where a declaration ends, of which only the code was read: tag, children, attributes."""
+    _, at = uleb(data, at)
+    at += 1
+    attribute = form = 1
+    while attribute or form:
+        attribute, at = uleb(data, at)
+        form, at = uleb(data, at)
+        if form == _IMPLICIT_CONST:  # its value stands here
+            _, at = uleb(data, at)
+    return at
 
 
 class _Dwarf(DWARFInfo):
