@@ -287,6 +287,25 @@ def test_a_region_s_budget_holds_what_is_planned(run: Check, small: Callable[...
     assert more.row("planned.SRAM")["value"] >= value + 65536
 
 
+def test_planned_and_linked_rows_of_a_region_have_one_capacity(
+    run: Check, image: Path, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    """Reserved parts, and on Linux what the system keeps, are neither used nor there."""
+    text = firmware(f'[model]\nimage = "{image}"\n[budgets]\nregions.FLASH = "50 %"\n')
+    large = board_text.WHOLE.replace("1 MiB", "2 MiB").replace("64 KiB", "1 MiB")
+    (tmp_path / "bench.toml").write_text(large)
+    linux = f'[boards.l]\nboard = "{ZERO}"\nelf = "fw ü.elf"\nemulate = []\n'
+    done = run(text + "emulate = []\n" + linux)
+    usable = (2 << 20) - (16 << 10)
+    for name in ("planned.FLASH", "region.FLASH"):
+        row = done.row(name, "bench")
+        assert (row["capacity"], row["limit"]) == (usable, usable // 2)
+    plan = done.json["boards"][0]["plan"]["regions"][1]
+    assert done.row("planned.FLASH", "bench")["value"] == plan["used"] - (16 << 10)
+    found = [done.row(name, "l")["capacity"] for name in ("planned.SDRAM", "region.SDRAM")]
+    assert found[0] == found[1] < 512 << 20
+
+
 def test_what_all_boards_are_held_to_is_skipped_where_a_step_is_turned_off(
     run: Check, firmware: Callable[..., str], image: Path
 ) -> None:

@@ -151,13 +151,18 @@ class BoardCheck:
             self.sheet.say("plan", "application", what, "info")
 
     def _planned_region(self, region: PlanRegion) -> None:
-        """All that will lie in a region, the engine included, against the region's budget."""
+        """All that will lie in a region, the engine included, against the region's budget.
+
+        What programs may not use counts neither as used nor as capacity, as in the firmware's rows.
+        """
+        kept = sum(row.bytes for row in region.buffers if row.name in ("reserved", "os"))
+        capacity = region.size - kept
         budget = self.board.budgets.regions.get(region.name)
-        warn, limit = budget.marks(region.size) if budget is not None else (None, None)
+        warn, limit = budget.marks(capacity) if budget is not None else (None, None)
         figure = Figure(
-            f"planned.{region.name}", f"{region.name} with engine", region.used,
+            f"planned.{region.name}", f"{region.name} with engine", region.used - kept,
             f"budgets.regions.{region.name}", kind="planned", warn=warn, limit=limit,
-            capacity=region.size,
+            capacity=capacity,
         )  # fmt: skip
         self.sheet.figure("plan", figure)
 
