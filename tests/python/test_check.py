@@ -287,6 +287,42 @@ def test_a_region_s_budget_holds_what_is_planned(run: Check, small: Callable[...
     assert more.row("planned.SRAM")["value"] >= value + 65536
 
 
+def test_planned_and_linked_rows_of_a_region_have_one_capacity(
+    run: Check, image: Path, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    """Reserved parts, and on Linux what the system keeps, are neither used nor there."""
+    text = firmware(f'[model]\nimage = "{image}"\n[budgets]\nregions.FLASH = "50 %"\n')
+    large = board_text.WHOLE.replace("1 MiB", "2 MiB").replace("64 KiB", "1 MiB")
+    (tmp_path / "bench.toml").write_text(large)
+    linux = f'[boards.l]\nboard = "{ZERO}"\nelf = "fw ü.elf"\nemulate = []\n'
+    done = run(text + "emulate = []\n" + linux)
+    usable = (2 << 20) - (16 << 10)
+    for name in ("planned.FLASH", "region.FLASH"):
+        row = done.row(name, "bench")
+        assert (row["capacity"], row["limit"]) == (usable, usable // 2)
+    plan = done.json["boards"][0]["plan"]["regions"][1]
+    assert done.row("planned.FLASH", "bench")["value"] == plan["used"] - (16 << 10)
+    found = [done.row(name, "l")["capacity"] for name in ("planned.SDRAM", "region.SDRAM")]
+    assert found[0] == found[1] < 512 << 20
+
+
+def test_what_all_boards_are_held_to_is_skipped_where_a_step_is_turned_off(
+    run: Check, firmware: Callable[..., str], image: Path
+) -> None:
+    """And only there: another board has it, and no table of this board asks."""
+    quiet = f'[boards.quiet]\nboard = "{PICO}"\nbuild = false\nemulate = []\n'
+    model = f'[model]\nimage = "{image}"\n{RUN}[budgets]\ncode_bytes = 16\ntok_s = 1\n'
+    text = firmware(model, "emulate = []\n") + quiet
+    done = run(text)
+    assert done.row("code", "quiet")["status"] == "skipped"
+    assert "turned off" in done.row("code", "quiet")["detail"]
+    assert done.row("code", "bench")["status"] == "ok"
+    assert done.row("tok_s", "quiet")["status"] == "unknown"  # no board has it
+    assert done.json["boards"][1]["verdict"] == "unknown"
+    own = run(text + "budgets.code_bytes = 17\n")
+    assert own.row("code", "quiet")["status"] == "unknown"
+
+
 def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
     run: Check, firmware: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -440,9 +476,10 @@ def test_the_page_s_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     known = set(re.findall(r"`([a-z_0-9.]+)`", page)) | {"emulate.native", "emulate.cpu"}
     for name in names:
         kind = name.split(".")[0]
-        assert name in known or f"{kind}.NAME" in page or kind in ("group-empty",), name
+        assert name in known or f"{kind}.NAME" in page, name
     assert done.row("same_tokens")["status"] == "ok"
-    assert done.row("group.runtime")["value"] > 0
+    assert done.row("group.runtime", PICO)["value"] > 0
+    assert done.row("group.start-up", PICO)["value"] > 0
     assert {path.name for path in done.folder.iterdir()} >= {*FILES[:3], PICO}
 
 
