@@ -20,7 +20,6 @@ from colibri.check import CheckResult, Row, check
 from colibri.check.emulation import same_tokens
 from colibri.check.junit import junit
 from colibri.check.markdown import markdown
-from colibri.check.reports import FILES
 from colibri.check.rows import STATUSES, BoardResult, counts
 from colibri.check.sheet import Sheet
 from colibri.check.table import tables
@@ -28,6 +27,7 @@ from colibri.cli.common import console
 from colibri.fit.budgets import Figure
 from colibri.pack import pack
 from colibri.project import load_project
+from colibri.project.loader import REPORT_FILES
 from elf_writer import AX, FUNC, WA, ElfWriter
 from needs import need
 
@@ -165,7 +165,7 @@ def test_packed_for_the_board_and_streamed(run: Check, layout: str) -> None:
         f"[boards.{ZERO}]\nbuild = false\n"
     )
     assert done.code == 0, done.out + done.err
-    files = [path for path in done.folder.iterdir() if path.name not in FILES]
+    files = [path for path in done.folder.iterdir() if path.name not in REPORT_FILES]
     assert len(files) > 1
     assert done.row("image")["value"] == sum(path.stat().st_size for path in files)
     assert "streamed" in done.row("fits")["detail"]
@@ -192,7 +192,7 @@ def test_runs_from_any_folder(
     assert run(firmware()).code == 0
     monkeypatch.chdir(tmp_path)
     assert cli.main(["check"]) == 0
-    assert {path.name for path in (tmp_path / "colibri-check").iterdir()} >= set(FILES[:3])
+    assert {path.name for path in (tmp_path / "colibri-check").iterdir()} >= set(REPORT_FILES[:3])
 
 
 # --- statuses and exit codes ---------------------------------------------------------------------
@@ -480,7 +480,7 @@ def test_the_page_s_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert done.row("same_tokens")["status"] == "ok"
     assert done.row("group.runtime", PICO)["value"] > 0
     assert done.row("group.start-up", PICO)["value"] > 0
-    assert {path.name for path in done.folder.iterdir()} >= {*FILES[:3], PICO}
+    assert {path.name for path in done.folder.iterdir()} >= {*REPORT_FILES[:3], PICO}
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -540,6 +540,29 @@ def test_output_folders(run: Check, small: Callable[..., str], tmp_path: Path) -
     assert "summary.md: cannot be written: Is a directory" in refused.err
 
 
+def test_the_project_s_own_folder_is_no_output(
+    run: Check, small: Callable[..., str], tmp_path: Path
+) -> None:
+    """It may have a summary.md of its own."""
+    (tmp_path / "summary.md").write_text("mine")
+    refused = run(small(board="emulate = []\n"), output=".")
+    assert (refused.code, (tmp_path / "summary.md").read_text()) == (2, "mine")
+    assert "is the project's own folder" in refused.err
+
+
+def test_an_exception_that_nobody_meant_leaves_the_other_boards(
+    run: Check, small: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr("colibri.check.steps.BoardCheck._plan", broken)
+    done = run(small(board="emulate = []\n"))
+    assert done.code == 2
+    assert done.row("plan")["status"] == "unknown"
+    assert "please report it: ZeroDivisionError: by nothing" in done.row("plan")["detail"]
+
+
 def test_reports_of_an_earlier_run_do_not_outlive_a_crash(
     run: Check, small: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -552,7 +575,7 @@ def test_reports_of_an_earlier_run_do_not_outlive_a_crash(
     monkeypatch.setattr("colibri.check.steps.BoardCheck.run", stop)
     done = run(small())
     assert done.code == cli.EXIT_INTERRUPTED
-    assert not [name for name in FILES if (done.folder / name).exists()]
+    assert not [name for name in REPORT_FILES if (done.folder / name).exists()]
 
 
 def test_init_writes_a_file_to_start_from(
@@ -561,6 +584,8 @@ def test_init_writes_a_file_to_start_from(
     file = tmp_path / "a b.toml"
     assert cli.main(["check", "--init", str(file)]) == 0
     assert load_project(file).targets
+    assert cli.main(["check", "--init", str(tmp_path)]) == 0
+    assert load_project(tmp_path).project == load_project(file).project
     before = file.read_text()
     assert cli.main(["check", "--init", str(file)]) == 2
     assert "is there already" in capsys.readouterr().err

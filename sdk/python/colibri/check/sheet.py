@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import os
+import traceback
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from colibri.boards import Budgets
 from colibri.check.rows import Row
-from colibri.errors import EXIT_DOES_NOT_FIT, ColibriError
+from colibri.errors import EXIT_DOES_NOT_FIT, TRACEBACK, ColibriError, internal_error
 from colibri.fit.budgets import Figure
 
 #: Figures with a budget of their own, and its key where it is another.
@@ -44,6 +46,10 @@ class Sheet:
         except (ColibriError, OSError) as error:
             fits_not = isinstance(error, ColibriError) and error.exit_code == EXIT_DOES_NOT_FIT
             self.say(step, name, name, "over" if fits_not else "unknown", str(error))
+        except Exception as error:  # other boards' rows and all reports are worth more than a trace
+            if os.environ.get(TRACEBACK):
+                traceback.print_exception(error)
+            self.say(step, name, name, "unknown", internal_error(error))
 
     def say(self, step: str, name: str, what: str, status: str, detail: str = "") -> None:
         """A row without a figure."""
