@@ -303,6 +303,50 @@ def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
     assert (asked.code, asked.row("size")["status"]) == (2, "unknown")
 
 
+def test_marks_that_nothing_tells_are_unknown(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    """A reserved stack without the linker's symbols, shares of it, owners without a map."""
+    need("module:capstone")
+    text, elf = firmware(), tmp_path / "fw ü.elf"
+    elf.write_bytes(elf.read_bytes().replace(b"__stack_top", b"__staple_up"))
+    done = run(text)
+    assert (done.code, done.row("stack")["value"]) == (0, None)
+    for name, budget, said in (
+        ("stack", 'stack_bytes = "1 MiB"', "__stack_bottom and __stack_top"),
+        ("stack_depth", 'stack_depth = { warn = "50 %" }', "__stack_bottom and __stack_top"),
+        ("group.hal", 'groups.hal = "1 MiB"', "not known without a map"),
+    ):
+        held = text.replace("[boards", f"[budgets]\n{budget}\n[boards", 1)
+        held = held.replace("[groups]", '[groups]\nhal = ["libhal.a"]')
+        done = run(held)
+        assert (done.code, done.row(name)["status"]) == (2, "unknown"), done.out
+        assert said in done.row(name)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "name", "status"),
+    [
+        ('{ limit = "1 KiB" }', 2, "symbols-unknown.stack.entries.mian", "unknown"),
+        ("{ priority = 1 }", 0, "stack-entry.mian", "warning"),
+    ],
+)
+def test_entries_that_no_function_has(
+    run: Check, firmware: Callable[..., str], rule: str, code: int, name: str, status: str
+) -> None:
+    need("module:capstone")
+    done = run(firmware(f"[stack.entries]\nmain = {{}}\nmian = {rule}\n"))
+    assert (done.code, done.row(name)["status"]) == (code, status), done.out
+    assert "no function is called 'mian'" in done.row(name)["detail"]
+
+
+def test_rows_of_rules_name_the_symbol(run: Check, firmware: Callable[..., str]) -> None:
+    rules = 'forbidden = ["uart_*"]\nrequired = { mian = "", main = "SRAM" }\n'
+    done = run(firmware(f"[symbols]\n{rules}"))
+    for name in ("forbidden.uart_send", "required.mian", "misplaced.main"):
+        assert done.row(name)["status"] == "over"
+
+
 def test_marks_of_the_board_file_hold_only_where_they_apply(
     run: Check, firmware: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -501,6 +545,26 @@ def test_output_folders(run: Check, small: Callable[..., str], tmp_path: Path) -
     refused = run(text, output="blocked")
     assert refused.code == 2
     assert "summary.md: cannot be written: Is a directory" in refused.err
+
+
+def test_the_project_s_own_folder_is_no_output(
+    run: Check, small: Callable[..., str], tmp_path: Path
+) -> None:
+    """Reports are removed when a check begins, and these are the user's."""
+    (tmp_path / "summary.md").write_text("mine")
+    (tmp_path / "link").symlink_to(tmp_path)
+    for output in (".", "link"):
+        done = run(small(board="emulate = []\n"), output=output)
+        assert (done.code, (tmp_path / "summary.md").read_text()) == (2, "mine")
+        assert "--output: is the folder of the project file" in done.err
+
+
+def test_reports_do_not_outlive_a_project_that_went_wrong(
+    run: Check, small: Callable[..., str]
+) -> None:
+    assert run(small(board="emulate = []\n")).code == 0
+    done = run(small(board="emulat = []\n"))
+    assert (done.code, [name for name in FILES if (done.folder / name).exists()]) == (2, [])
 
 
 def test_reports_of_an_earlier_run_do_not_outlive_a_crash(

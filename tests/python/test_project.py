@@ -375,7 +375,7 @@ CONTRADICTIONS = {
     "nothing to check": (re.sub(r"\[model\]\nimage.*\n", "", SMALL), "give elf"),
     "own firmware on a CPU": (SMALL + 'elf = "f"\nemulate = ["cpu"]\n', "leave elf out"),
     "no boards": (SMALL.split("[boards")[0], "missing key 'boards'"),
-    "empty boards": (SMALL.split("[boards")[0] + "[boards]\n", "at least 1 item"),
+    "empty boards": (SMALL.split("[boards")[0] + "[boards]\n", "boards: is empty; write at"),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
 from colibri.errors import SizeError
+from colibri.fit.budgets import Figure
 from colibri.fit.findings import UNTOLD
 from colibri.fit.stack import StackOptions
+from colibri.fit.symbol_names import short
 from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
 from colibri.fit.verdict import Verdict, judge
 from colibri.project.loader import LoadedProject, Target
@@ -36,6 +39,8 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
     for figure in verdict.figures:
         if figure.name == "stack_depth":
             sheet.figure("size", figure, _deepest(verdict))
+        elif figure.name == "stack" and not figure.value:
+            sheet.figure("size", _no_stack(figure, loaded, target))
         elif figure.name != "image" or (figure.value and result.image is None):  # else of "pack"
             sheet.figure("size", figure)
     for finding in verdict.findings:
@@ -45,7 +50,8 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
         if not told and finding.level != "note":
             status = "over" if finding.level == "error" else "warning"
             status = "unknown" if finding.code == UNTOLD and status == "over" else status
-            name = f"{finding.code}.{finding.where}" if finding.where else finding.code
+            where = short(finding.symbol) or finding.where
+            name = f"{finding.code}.{where}" if where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)
     word = {"fits": "ok", "over": "over"}.get(verdict.verdict, "unknown")
     what = {"fits": "fits", "over": "does not fit"}.get(verdict.verdict, "no verdict")
@@ -108,6 +114,14 @@ def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None
         return None
     su = tuple(loaded.path(path) for path in target.options.su)
     return StackOptions((), su, (loaded.file,) if loaded.project.stack is not None else ())
+
+
+def _no_stack(figure: Figure, loaded: LoadedProject, target: Target) -> Figure:
+    """Nothing tells the reserved stack: not known where the project holds it, else no figure."""
+    asked = (loaded.project.budgets.stack_bytes, target.options.budgets.stack_bytes)
+    if asked == (None, None):
+        return replace(figure, value=None, warn=None, limit=None)
+    return replace(figure, value=None, untold="no __stack_bottom and __stack_top tell it")
 
 
 def _deepest(verdict: Verdict) -> str:

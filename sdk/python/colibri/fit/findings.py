@@ -39,7 +39,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``level`` is error (does not fit), warning or note; ``code`` is stable, for scripts."""
+    """``level`` is error (does not fit), warning or note; ``code`` is stable, for scripts.
+
+    ``symbol`` is what a rule about symbols is about: a name, or the pattern of the rule.
+    """
 
     level: str
     code: str
@@ -48,6 +51,7 @@ class Finding:
     value: int | None = None
     limit: int | None = None
     chain: Chain | None = None
+    symbol: str = ""
 
 
 def cannot_tell(what: str, where: str) -> Finding:

@@ -148,7 +148,7 @@ def judge(
         findings += board_remarks(elf, board)
         findings += beyond_class(regions)
         findings += check_linker_regions(elf.memory, regions, board.id)
-    figures = figures_of(placed, owners, board.budgets if board is not None else None, groups or ())
+    figures = figures_of(placed, owners, board.budgets if board is not None else None, groups)
     findings += [*overflow_findings(placed), *budget_findings(figures)]
     findings += empty_groups(owners, groups or {})
     report = analyse(elf, stack) if stack is not None else None
