@@ -301,6 +301,8 @@ def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
     assert done.row("code")["value"] == 16
     asked = run(text.replace("[boards", '[budgets]\nstack_depth = "100 %"\n[boards', 1))
     assert (asked.code, asked.row("size")["status"]) == (2, "unknown")
+    asked = run(text + 'su = ["nothing"]\n')
+    assert (asked.code, asked.row("size")["status"]) == (2, "unknown")
 
 
 def test_marks_that_nothing_tells_are_unknown(

@@ -104,7 +104,8 @@ def _flashed(target: Target, result: BoardResult) -> bool:
 
 
 def _stack_asked(loaded: LoadedProject, target: Target) -> bool:
-    return target.board.budgets.stack_depth is not None or loaded.project.stack is not None
+    asked = (target.board.budgets.stack_depth, loaded.project.stack, target.options.su or None)
+    return asked != (None, None, None)
 
 
 def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None:
