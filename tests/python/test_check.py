@@ -326,6 +326,19 @@ def test_marks_that_nothing_tells_are_unknown(
         assert said in done.row(name)["detail"]
 
 
+def test_an_image_tells_nothing_of_memory(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    text = firmware().replace("fw ü.elf", "fw.hex")
+    (tmp_path / "fw.hex").write_text(":020000040800F2\n:0440000080B500BFC8\n:00000001FF\n")
+    done = run(text)
+    assert (done.code, done.row("region.FLASH")["value"]) == (0, 4), done.out
+    assert done.row("region.SRAM")["value"] is None
+    done = run(text.replace("[boards", '[budgets]\nregions.SRAM = "1 KiB"\n[boards', 1))
+    assert (done.code, done.row("region.SRAM")["status"]) == (2, "unknown")
+    assert "an image tells what is stored" in done.row("region.SRAM")["detail"]
+
+
 @pytest.mark.parametrize(
     ("rule", "code", "name", "status"),
     [

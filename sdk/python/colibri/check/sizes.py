@@ -39,8 +39,8 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
     for figure in verdict.figures:
         if figure.name == "stack_depth":
             sheet.figure("size", figure, _deepest(verdict))
-        elif figure.name == "stack" and not figure.value:
-            sheet.figure("size", _no_stack(figure, loaded, target))
+        elif figure.value == 0 and (untold := _untold(figure, verdict)):
+            sheet.figure("size", _not_told(figure, untold, loaded, target))
         elif figure.name != "image" or (figure.value and result.image is None):  # else of "pack"
             sheet.figure("size", figure)
     for finding in verdict.findings:
@@ -117,12 +117,22 @@ def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None
     return StackOptions((), su, (loaded.file,) if loaded.project.stack is not None else ())
 
 
-def _no_stack(figure: Figure, loaded: LoadedProject, target: Target) -> Figure:
-    """Nothing tells the reserved stack: not known where the project holds it, else no figure."""
-    asked = (loaded.project.budgets.stack_bytes, target.options.budgets.stack_bytes)
-    if asked == (None, None):
-        return replace(figure, value=None, warn=None, limit=None)
-    return replace(figure, value=None, untold="no __stack_bottom and __stack_top tell it")
+def _untold(figure: Figure, verdict: Verdict) -> str:
+    """Why nothing was found of what may be there."""
+    if figure.name == "stack":
+        return "no __stack_bottom and __stack_top tell it"
+    if figure.name.startswith("region.") and verdict.elf.detail == "areas":
+        return "an image tells what is stored, not what memory the firmware takes"
+    return ""
+
+
+def _not_told(figure: Figure, untold: str, loaded: LoadedProject, target: Target) -> Figure:
+    """Unknown where the project holds the figure, else no figure: board files hold many."""
+    region = figure.name.partition(".")[2]
+    for budgets in (loaded.project.budgets, target.options.budgets):
+        if region in budgets.regions if region else budgets.stack_bytes is not None:
+            return replace(figure, value=None, untold=untold)
+    return replace(figure, value=None, warn=None, limit=None)
 
 
 def _deepest(verdict: Verdict) -> str:
