@@ -62,13 +62,13 @@ def check(
     if schema:
         _print_schema(as_json)
         return
+    file = project_path(project)
     if init:
-        write_start(project)
-        note(f"wrote {project}", markup=VERBATIM)
+        write_start(file)
+        note(f"wrote {file}", markup=VERBATIM)
         return
     if reason is not None and not record:
         raise ProjectError("is for --record", field="--reason", hint="give both")
-    file = project_path(project)
     folder = output or file.parent / "colibri-check"
     _checked_folder(folder, file)
     remove_reports(folder)
