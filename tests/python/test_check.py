@@ -326,6 +326,28 @@ def test_marks_that_nothing_tells_are_unknown(
         assert said in done.row(name)["detail"]
 
 
+def test_firmware_with_nothing_in_it_is_unknown(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    text = firmware('[budgets]\nregions.FLASH = "1 MiB"\n')
+    (tmp_path / "fw ü.elf").write_bytes(ElfWriter().build())
+    done = run(text)
+    assert (done.code, done.row("empty.fw ü.elf")["status"]) == (2, "unknown"), done.out
+    assert done.row("verdict")["status"] == "unknown"
+
+
+def test_code_is_not_known_without_sections(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    text, elf = firmware(), tmp_path / "fw ü.elf"
+    content = bytearray(elf.read_bytes())
+    content[32:36], content[48:52] = bytes(4), bytes(4)  # e_shoff; e_shnum and e_shstrndx
+    elf.write_bytes(content)
+    assert run(text).row("code")["value"] is None
+    done = run(text.replace("[boards", "[budgets]\ncode_bytes = 15\n[boards", 1))
+    assert (done.code, done.row("code")["status"]) == (2, "unknown"), done.out
+
+
 def test_an_image_tells_nothing_of_memory(
     run: Check, firmware: Callable[..., str], tmp_path: Path
 ) -> None:

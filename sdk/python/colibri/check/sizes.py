@@ -12,7 +12,7 @@ from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
 from colibri.errors import SizeError
 from colibri.fit.budgets import Figure
-from colibri.fit.findings import UNTOLD
+from colibri.fit.findings import EMPTY, UNTOLD
 from colibri.fit.stack import StackOptions
 from colibri.fit.symbol_names import short
 from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
@@ -49,7 +49,7 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
         )
         if not told and finding.level != "note":
             status = "over" if finding.level == "error" else "warning"
-            status = "unknown" if finding.code == UNTOLD and status == "over" else status
+            status = "unknown" if finding.code in (EMPTY, UNTOLD) and status == "over" else status
             where = short(finding.symbol) or finding.where
             name = f"{finding.code}.{where}" if where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)

@@ -143,7 +143,9 @@ def figures_of(
             Figure(f"group.{name}", f"group {name}", None if untold else size,
                    f"budgets.groups.{name}", warn=marks[0], limit=marks[1], untold=untold)
         )  # fmt: skip
-    code = placed.totals["text"] + placed.totals["rodata"]
+    code: int | None = placed.totals["text"] + placed.totals["rodata"]
+    if placed.elf.detail == "segments":
+        code = None
     for name, what, value in (
         ("image", "the model image", placed.image_bytes),
         ("stack", "the reserved stack", placed.stack_bytes),

@@ -13,6 +13,8 @@ OF_A_KIND = 20
 MOST_NAMES = 100
 #: The code of an error that says that a rule could not be held against the input.
 UNTOLD = "symbols-unknown"
+#: The code of an error that says that there is nothing to judge.
+EMPTY = "empty"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
