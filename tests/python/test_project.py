@@ -377,7 +377,7 @@ CONTRADICTIONS = {
     "nothing to check": (re.sub(r"\[model\]\nimage.*\n", "", SMALL), "give elf"),
     "own firmware on a CPU": (SMALL + 'elf = "f"\nemulate = ["cpu"]\n', "leave elf out"),
     "no boards": (SMALL.split("[boards")[0], "missing key 'boards'"),
-    "empty boards": (SMALL.split("[boards")[0] + "[boards]\n", "at least 1 item"),
+    "empty boards": (SMALL.split("[boards")[0] + "[boards]\n", "boards: is empty; write at"),
 }  # fmt: skip
 
 
@@ -400,6 +400,8 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         (b"", "missing key 'schema_version'"),
         (b"\xff\xfe", "is not UTF-8 text (byte 0); project files are TOML"),
         (b"a = " + b"[" * 50_000, "is nested too deeply"),
+        (b"a." * 50_000 + b"a = 1", "is nested too deeply"),  # took minutes
+        (b"['a' . " + b"'b'\t.c ." * 50_000 + b"a]", "is nested too deeply"),
         (b"x = " + b"9" * 5000, "is not valid TOML"),
         (b'a = "' + b"x" * (1 << 20) + b'"', "larger than 1048576 bytes"),
         (b"[model", "is not valid TOML"),
