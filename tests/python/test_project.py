@@ -318,6 +318,8 @@ WRONG = {
     "boards.pimoroni-pico-plus-2.board = 'nix.toml'": (f"boards.{PICO}.board", "No such file"),
     "boards.pimoroni-pico = {}": ("boards.pimoroni-pico", f"did you mean '{PICO}'?"),
     "boards.\"../x\" = { board = 'pimoroni-pico-plus-2' }": ("boards.../x", "no '/'"),
+    "boards.\"check.json\" = { board = 'pimoroni-pico-plus-2' }": (
+        "boards.check.json", "name of a report"),
     "boards.\"a/b\" = { board = 'pimoroni-pico-plus-2' }": ("boards.a/b", "no '/'"),
     "boards.'a\\b' = { board = 'pimoroni-pico-plus-2' }": ("boards.a\\b", "no '/'"),
     "boards.'.' = { board = 'pimoroni-pico-plus-2' }": ("boards..", "no '/'"),
@@ -516,7 +518,7 @@ def test_schema_takes_what_the_loader_takes(tmp_path: Path) -> None:
 #: What a schema cannot know: boards, regions, groups, order of marks, keys that exclude others.
 BEYOND_A_SCHEMA = re.compile(
     r"no (region|group)|above limit|below limit|known board|No such file|no '/'|is the map of|"
-    r"leave build out|finite|did you mean 'pimoroni"
+    r"leave build out|finite|did you mean 'pimoroni|name of a report"
 )
 
 

@@ -15,11 +15,11 @@ from colibri.check.page import page_of
 from colibri.check.rows import CheckResult, counts, word_of
 from colibri.errors import ColibriError, ProjectError
 from colibri.fit.format import as_json
+from colibri.project.loader import REPORT_FILES
 from colibri.report.html import write_page
 from colibri.text_files import write_text
 
 SCHEMA = 1
-FILES = ("check.json", "summary.md", "junit.xml", "report.html")
 
 
 def fields(result: CheckResult) -> dict[str, Any]:
@@ -48,7 +48,7 @@ def fields(result: CheckResult) -> dict[str, Any]:
 
 def remove_reports(folder: Path) -> None:
     """Takes away those of an earlier check, which nobody may take for this one's."""
-    for name in FILES:
+    for name in REPORT_FILES:
         with contextlib.suppress(OSError):
             (folder / name).unlink()
 

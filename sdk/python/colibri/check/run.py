@@ -36,7 +36,7 @@ def check(
     Raises
     ------
     ProjectError
-        A board that the project has not, or a folder that cannot be made. What is wrong with the
+        A board that the project has not, or a folder that cannot be used. What is wrong with the
         project's model and firmware is in the rows instead.
     """
     names = [target.name for target in loaded.targets]

@@ -26,6 +26,9 @@ kv = "f16"
 [run]
 prompt = "hummingbird (noun):"
 max_new_tokens = 24
+temperature = 0.7
+top_p = 0.9
+seed = 5
 
 [groups]                        # who owns the bytes: shell patterns (docs/check.md)
 runtime = ["*libcolibri.a"]
