@@ -413,6 +413,23 @@ def test_entries_that_no_function_has(
     assert "no function is called 'mian'" in done.row(name)["detail"]
 
 
+@pytest.mark.parametrize(
+    ("table", "code", "status"), [("", 0, "warning"), ("main = { limit = 4096 }", 2, "unknown")]
+)
+def test_a_stack_that_is_not_known_says_so(
+    run: Check, firmware: Callable[..., str], tmp_path: Path, table: str, code: int, status: str
+) -> None:
+    """Also where an entry has a limit and the whole stack none."""
+    need("module:capstone")
+    text, elf = firmware(f"[stack.entries]\n{table}\n"), tmp_path / "fw ü.elf"
+    jump = bytes.fromhex("80b5984780bd00bf")  # push {r7, lr}; blx r3; pop {r7, pc}; nop
+    elf.write_bytes(elf.read_bytes().replace(PUSH_POP, jump, 1))
+    done = run(text)
+    row = done.row("stack-unknown.main")
+    assert (done.code, row["status"]) == (code, status), done.out
+    assert "declare it in [stack.calls]" in row["detail"]
+
+
 def test_rows_of_rules_name_the_symbol(run: Check, firmware: Callable[..., str]) -> None:
     rules = 'forbidden = ["uart_*"]\nrequired = { mian = "", main = "SRAM" }\n'
     done = run(firmware(f"[symbols]\n{rules}"))

@@ -12,7 +12,7 @@ from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
 from colibri.errors import SizeError
 from colibri.fit.budgets import Figure
-from colibri.fit.findings import EMPTY, UNTOLD
+from colibri.fit.findings import EMPTY, STACK_UNKNOWN, UNTOLD
 from colibri.fit.stack import StackOptions
 from colibri.fit.symbol_names import short
 from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
@@ -21,7 +21,7 @@ from colibri.project.loader import LoadedProject, Target
 from colibri.project.model import Symbols
 
 #: Findings that the rows of figures tell already.
-_TOLD = frozenset({"budget", "budget-warn", "budget-unknown", "stack-unknown"})
+_TOLD = frozenset({"budget", "budget-warn", "budget-unknown"})
 
 _TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
 
@@ -43,13 +43,19 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
             sheet.figure("size", _not_told(figure, untold, loaded, target))
         elif figure.name != "image" or (figure.value and result.image is None):  # else of "pack"
             sheet.figure("size", figure)
+    held = any(figure.name == "stack_depth" and figure.held for figure in verdict.figures)
     for finding in verdict.findings:
         told = finding.code in _TOLD or (
             finding.code in _TOLD_OF_STACK and finding.where == "stack"
         )
+        told |= held and finding.code == STACK_UNKNOWN
         if not told and finding.level != "note":
             status = "over" if finding.level == "error" else "warning"
-            status = "unknown" if finding.code in (EMPTY, UNTOLD) and status == "over" else status
+            status = (
+                "unknown"
+                if finding.code in (EMPTY, STACK_UNKNOWN, UNTOLD) and status == "over"
+                else status
+            )
             where = short(finding.symbol) or finding.where
             name = f"{finding.code}.{where}" if where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)

@@ -15,6 +15,8 @@ MOST_NAMES = 100
 UNTOLD = "symbols-unknown"
 #: The code of an error that says that there is nothing to judge.
 EMPTY = "empty"
+#: The code of what says that the worst-case stack is not known; an error where a mark holds it.
+STACK_UNKNOWN = "stack-unknown"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 

@@ -24,7 +24,7 @@ from colibri.fit.budgets import (
 )
 from colibri.fit.debug_info import read_sources
 from colibri.fit.elf import Elf
-from colibri.fit.findings import EMPTY, UNTOLD, Finding, summed_up
+from colibri.fit.findings import EMPTY, STACK_UNKNOWN, UNTOLD, Finding, summed_up
 from colibri.fit.inputs import read_input
 from colibri.fit.link_map import orphans, read_map, with_map
 from colibri.fit.linker_regions import check_linker_regions
@@ -38,7 +38,7 @@ from colibri.fit.symbol_rules import BROKEN, SymbolRules, symbol_findings
 from colibri.fit.symbols import OwnSymbol, attribute
 
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
-_UNTOLD = frozenset({"stack-unknown", "budget-unknown", UNTOLD, EMPTY})
+_UNTOLD = frozenset({STACK_UNKNOWN, "budget-unknown", UNTOLD, EMPTY})
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from colibri.cli.common import printable, table
 from colibri.fit.budgets import Figure
-from colibri.fit.findings import Finding, cannot_tell
+from colibri.fit.findings import STACK_UNKNOWN, Finding, cannot_tell
 from colibri.fit.stack.analysis import Entry, StackReport
 from colibri.fit.stack.graph import Bound
 
@@ -111,7 +111,7 @@ def _incomplete(report: StackReport, asked: bool) -> Finding:
     more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     what = f"the worst-case stack is not known: {first.function}: {first.what}{more}"
     level = "error" if asked else "warning"
-    return Finding(level, "stack-unknown", what, first.function, len(unknown))
+    return Finding(level, STACK_UNKNOWN, what, first.function, len(unknown))
 
 
 # -- JSON -----------------------------------------------------------------------------------------
