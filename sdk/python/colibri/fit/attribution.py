@@ -16,12 +16,13 @@ from fnmatch import translate
 
 from colibri.errors import SizeError
 from colibri.fit.debug_info import Sources
+from colibri.fit.demangle import demangled
 from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.link_map import LinkMap, PartFinder
 from colibri.fit.memory_map import MemoryMap
 from colibri.fit.objects import member_and_library
-from colibri.fit.symbols import OwnSymbol, SymbolTable
+from colibri.fit.symbols import STACK_NAME, OwnSymbol, SymbolTable
 
 UNATTRIBUTED, FILL_NAME, LINKER, OTHER = "(unattributed)", "(fill)", "(linker)", "(other)"
 NO_LIBRARY, NO_SOURCE = "(objects)", "(source not known)"
@@ -140,6 +141,8 @@ def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, s
     if finder is None:
         return member_and_library(section.member)
     part = finder.at(section.name, section.address, row.address)
+    if row.kind == "STACK" and (part is None or part.fill or not part.object):
+        return row.name, ""
     if part is None:
         return LINKER, ""
     return (FILL_NAME if part.fill else part.object or LINKER), part.library
@@ -217,7 +220,8 @@ def _shares(
 def _library(part: Owned) -> tuple[str, str]:
     if part.library:
         return part.library, ""
-    return (part.object if part.object in (FILL_NAME, LINKER) else NO_LIBRARY), ""
+    named = part.object in (FILL_NAME, LINKER, STACK_NAME)
+    return (part.object if named else NO_LIBRARY), ""
 
 
 def _directories(sources: Iterable[Share]) -> list[Share]:
@@ -251,7 +255,8 @@ class Grouping:
 
     A pattern such as ``*/drivers/*`` or ``libm.a`` is held against the object's path, the library
     and ``library(object)``, and the source file. ``symbol:``, ``section:``, ``object:``,
-    ``library:``, ``source:`` and ``region:`` in front narrow it to one of them.
+    ``library:``, ``source:`` and ``region:`` in front narrow it to one of them; symbols of C++
+    and Rust by either form of their names.
 
     Raises
     ------
@@ -261,15 +266,16 @@ class Grouping:
 
     def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
         self.rules = [
-            (name, *_rule(name, pattern))
+            (name, *pattern_rule(f"groups.{name}", pattern))
             for name, patterns in groups.items()
             for pattern in _listed(name, patterns)
         ]
+        self.by_symbol = any(what == "symbol" for _, what, _ in self.rules)
 
     def of(self, part: Owned) -> str:
         """The group of some bytes; ``(other)`` when no pattern matches."""
         values = {
-            "symbol": (part.symbol,),
+            "symbol": (part.symbol, demangled(part.symbol) if self.by_symbol else ""),
             "section": (part.section,),
             "object": (part.object,),
             "library": (part.library,),
@@ -293,14 +299,15 @@ def _listed(name: str, patterns: Sequence[str]) -> Sequence[str]:
     return patterns
 
 
-def _rule(name: str, pattern: str) -> tuple[str, re.Pattern[str]]:
+def pattern_rule(field: str, pattern: str) -> tuple[str, re.Pattern[str]]:
+    """What a pattern is held against ("" without a prefix), and what matches it."""
     what, colon, rest = pattern.partition(":")
-    if not colon or not re.fullmatch(r"[a-z]{2,}", what):
+    if not colon or rest.startswith(":") or not re.fullmatch(r"[a-z]{2,}", what):
         return "", re.compile(translate(pattern))
     if what not in _FIELDS:
         raise SizeError(
             f"{what!r} is nothing that a pattern can be held against",
-            field=f"groups.{name}",
+            field=field,
             hint=f"use one of {', '.join(f'{f}:' for f in _FIELDS)} or no prefix",
         )
     return what, re.compile(translate(rest))

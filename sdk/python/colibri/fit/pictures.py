@@ -28,6 +28,8 @@ from colibri.fit.format_compare import remark
 from colibri.fit.growth import AreaDelta, Delta, shortened
 from colibri.fit.memory_map import Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
+from colibri.fit.symbol_names import readable
+from colibri.fit.symbols import STACK_NAME
 from colibri.fit.verdict import Verdict
 from colibri.report.bars import Bar, Piece
 from colibri.report.page import Cell, Change, Section, Table, VerdictRow
@@ -192,8 +194,10 @@ class _Forest:
             if part.object == FILL_NAME and not part.symbol:
                 role = "stack" if role == "stack" else "padding"
                 grower.add(base, f"{FILL_NAME} {part.section}", "fill", role, taken)
+            elif part.symbol == STACK_NAME:
+                grower.add(base, STACK_NAME, "stack", "stack", taken)
             elif part.symbol:
-                grower.add((*base, *self._path(part)), part.symbol, "symbol", role, taken)
+                grower.add((*base, *self._path(part)), readable(part.symbol), "symbol", role, taken)
             else:
                 name = f"{part.section}, no symbol"
                 grower.add((*base, *self._path(part)), name, "rest", role, taken)
@@ -290,7 +294,7 @@ def _tables(verdict: Verdict, comparison: Comparison | None) -> Iterator[Table]:
     placed = [(name, row.name, row.kind, _PLACES[row.role], row.bytes) for name, row in rows]
     yield Table("Where it goes", ("region", "what", "kind", "place", ">bytes"), placed)
     yield Table("Symbols", ("symbol", "region", "section", "object", "source", ">bytes"), [
-        (s.name, " + ".join(r for r in (s.region, s.load_region) if r),
+        (readable(s.name), " + ".join(r for r in (s.region, s.load_region) if r),
          elf.sections[s.section].name, f"{s.library}({s.object})" if s.library else s.object,
          s.source, s.size)
         for s in verdict.symbols

@@ -22,6 +22,8 @@ from colibri.fit.regions import Extent
 _OWNERS = frozenset({"FUNC", "OBJECT", "NOTYPE", "TLS", "COMMON", "GNU_IFUNC", "LOOS"})
 _MAPPING_MACHINES = frozenset({"ARM", "AARCH64", "RISCV", "CSKY"})
 _MAPPING = re.compile(r"\$(a|t|d|x(rv[^.]*)?)(\..*)?")
+#: Bytes of a reserved stack that no symbol has, and the section that some scripts reserve it by.
+STACK_NAME, STACK_SECTION = "(stack)", ".stack"
 _BINDING = {"GLOBAL": 0, "WEAK": 1}
 
 
@@ -81,6 +83,8 @@ def attribute(placed: MemoryMap) -> SymbolTable:
     table.rows = list(own_symbols(placed.elf))
     for row in table.rows:
         _charge(table.charger, row)
+    stacks = [_stack(table.charger, *found) for found in _stacks(placed)]
+    table.rows += [row for row in stacks if row.size]
     clipped = [row for row in table.rows if row.clipped]
     if clipped:
         lost = sum(row.declared_size - row.size for row in clipped)
@@ -98,6 +102,28 @@ def attribute(placed: MemoryMap) -> SymbolTable:
         )
     table.rows.sort(key=lambda row: (-row.size, row.name, row.address))
     return table
+
+
+def _stacks(placed: MemoryMap) -> Iterator[tuple[int, int, int]]:
+    """Section, address and size of reserved stacks: by linker symbols, or sections of that name."""
+    for section in placed.elf.sections:
+        if placed.elf.kind == "relocatable" or not section.takes_memory:
+            continue
+        if section.name == STACK_SECTION and not section.in_file:
+            yield section.index, section.address, section.size
+        for place in (p for p in placed.places if p.kind == "stack"):
+            start = max(section.address, place.address)
+            end = min(section.address + section.size, place.address + place.size)
+            if start < end:
+                yield section.index, start, end - start
+
+
+def _stack(charger: Charger, section: int, address: int, size: int) -> OwnSymbol:
+    """What no symbol has of a reserved stack, as a row of its own."""
+    row = OwnSymbol(STACK_NAME, address, size, size, "STACK", section)
+    _charge(charger, row)
+    row.size = row.declared_size = max(row.charged.values(), default=0)
+    return row
 
 
 def own_symbols(elf: Elf) -> Iterator[OwnSymbol]:
