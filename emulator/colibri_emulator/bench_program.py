@@ -209,7 +209,6 @@ def _linker_script(name: str, memory: Memory) -> str:
         model_bytes=0,
         logits="DATA",
         logits_base=f"{data_end:#x}",
-        logits_bytes=0,
         tables="",
     )
 

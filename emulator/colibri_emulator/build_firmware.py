@@ -11,9 +11,9 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,10 +21,14 @@ from elftools.elf.constants import SH_FLAGS
 from elftools.elf.elffile import ELFFile
 
 from colibri._data import data_path
+from colibri.application import checked_application
 from colibri.board_memory import Weights, reads_storage, refuse_companions, streamed_weights
 from colibri.boards import Board
 from colibri.errors import BuildError, DoesNotFitError
 from colibri.image import Image
+from colibri.limits import Limits
+from colibri.units import format_bytes
+from colibri_emulator.code_size import code_reserve
 from colibri_emulator.image_needs import ImageNeeds, image_needs
 from colibri_emulator.kernel_tables import REF, KernelTable, pick_table
 from colibri_emulator.layout import EngineRegion, Layout, board_layout
@@ -51,7 +55,8 @@ class Firmware:
     """A finished build.
 
     `layout` is None for a Linux executable.  `bytes` are counted from the files: code (with
-    constants), data, bss, model, library.
+    constants), data, bss, model, library.  `application` is what was declared of the rest of the
+    program, by region: the layout leaves it room, and it is not in the ELF.
     """
 
     board: str
@@ -65,6 +70,7 @@ class Firmware:
     layout: Layout | None
     bytes: dict[str, int]
     weights: Weights = "mapped"
+    application: dict[str, int] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The record of the build, and what ``colibri build --json`` prints."""
@@ -93,6 +99,7 @@ def load_firmware(folder: str | Path) -> Firmware:
             layout=Layout(**layout) if layout is not None else None,
             bytes=record["bytes"],
             weights=record["weights"],
+            application=record["application"],
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BuildError(
@@ -112,6 +119,9 @@ def build_firmware(
     optimise: str | None = None,
     copy_model: bool = True,
     weights: WeightsChoice = "auto",
+    application: Mapping[str, int | str] | None = None,
+    code: int | None = None,
+    parts: Collection[str] | None = None,
 ) -> Firmware:
     """Builds everything for one board and one image into a folder.
 
@@ -139,35 +149,45 @@ def build_firmware(
         Mapped: used in place. Streamed: the firmware can read experts when they are needed, from
         mapped flash that holds the image, or else from a storage of the board. Auto streams where
         the image does not fit the board's memory for it.
+    application, code
+        As `colibri.limits.Limits` has them. The engine is not given what the application takes.
+    parts : collection of str, optional
+        Parts of the runtime to compile in, instead of those that the image needs: to count them.
 
     Returns
     -------
     Firmware
+
+    Raises
+    ------
+    BuildError
+        When code and constants outgrow what is kept for them, with the value that works.
     """
     image, output = Path(image), Path(os.path.realpath(output))  # behind links; "." by its name
     unknown = sorted(set(kv) - set(ALL_KV))
     if unknown:
         raise BuildError(f"no KV type '{unknown[0]}'", field="--kv", hint="one of f32, f16, q8")
     opened = Image(image)
-    placed = _weights(board, opened, weights)
+    limits = Limits(application=checked_application(board, application), code=code)
+    placed = _weights(board, opened, weights, limits)
     if placed == "mapped":
         refuse_companions(opened, "firmware takes one")
     needs = image_needs(opened, kv, streaming=placed != "mapped")
+    if parts is not None:
+        needs = replace(needs, parts={name: name in parts for name in needs.parts})
     target = target or board.firmware.target
     compiler = find_toolchain(target, toolchain)
     with _new_folder(output) as folder:
-        bare = board.os == "none"
-        tables = opened.meta_bytes if placed == "streamed" else 0
-        layout = None
-        if bare:
-            device = reads_storage(opened, placed)
-            layout = board_layout(board, needs.bytes, needs.vocabulary, tables, device=device)
+        layout = _layout(board, opened, placed, limits) if board.os == "none" else None
         table = pick_table(target, board.cores[0], kernels, compiler=compiler.name)
         build = _Build(board, needs, compiler, folder, table, optimise, placed)
         if layout is not None:
             build.bare_metal(layout)
+            _check_code(folder / "firmware.elf", board, layout)
         else:
             build.hosted()
+        for path in folder.glob("*.o"):
+            path.unlink()
         if copy_model:
             shutil.copyfile(image, folder / "model.colibri")
             for companion in opened.paths[1:]:
@@ -184,21 +204,50 @@ def build_firmware(
             layout=layout,
             bytes=_count(folder, needs),
             weights=placed,
+            application=checked_application(board, application),
         )
         (folder / _RECORD).write_text(json.dumps(made.to_json(), indent=2) + "\n", "utf-8")
     return load_firmware(output)
 
 
-def _weights(board: Board, image: Image, asked: WeightsChoice) -> Weights:
+def _weights(board: Board, image: Image, asked: WeightsChoice, limits: Limits) -> Weights:
     """Where the weights are; streamed ones where the board's flash or storage is."""
     if asked == "auto" and board.os == "none":
         try:
-            board_layout(board, image.bytes, image.vocabulary)
+            _layout(board, image, "mapped", limits)
         except DoesNotFitError as error:
             if not any(not storage.xip for storage in board.storage):
                 raise error from None
             return "streamed"
-    return streamed_weights(board, image) if asked == "streamed" else "mapped"
+    return streamed_weights(board, image, limits) if asked == "streamed" else "mapped"
+
+
+def _layout(board: Board, image: Image, weights: Weights, limits: Limits) -> Layout:
+    """The layout that `colibri.plan` reckons with."""
+    code = code_reserve(board, [image], streaming=weights != "mapped", asked=limits.code)
+    return board_layout(
+        board,
+        image.bytes,
+        image.vocabulary,
+        image.meta_bytes if weights == "streamed" else 0,
+        code_bytes=code.bytes,
+        application=checked_application(board, limits.application),
+        device=reads_storage(image, weights),
+    )
+
+
+def _check_code(elf: Path, board: Board, layout: Layout) -> None:
+    """BuildError when what is stored of the program is more than the layout keeps for it."""
+    with elf.open("rb") as file:
+        segments = [s for s in ELFFile(file).iter_segments("PT_LOAD") if s["p_filesz"]]
+    end = max(s["p_paddr"] + s["p_filesz"] for s in segments)
+    if end > layout.code_limit:
+        need, have = end - layout.code_start, layout.code_limit - layout.code_start
+        raise BuildError(
+            f"code and constants take {need:,} bytes, {have:,} are kept for them",
+            file=board.id,
+            hint=f"--code {need} keeps enough ({format_bytes(need)}), for `colibri plan` too",
+        )
 
 
 @dataclass(frozen=True)
@@ -231,36 +280,37 @@ class _Build:
             device = data_path("sdk", "c", "ports", "block_device")
             sources.append(Source(device / "block_device.c"))
             includes.append(device)
-        objects = [*self._compile(sources, includes), *self._runtime()]
-        self.compiler.link(
-            objects, script, self.folder / "firmware.elf", self.folder / "firmware.map"
-        )
+        objects, library = self._compile(sources, includes), self._runtime()
+        self.compiler.link(objects, script, *self._outputs(), library)
 
     def hosted(self) -> None:
         """Static executable, map and library for Linux."""
         posix = data_path("sdk", "c", "ports", "posix")
         sources = [Source(path) for path in sorted(posix.glob("*.c"))]
         sources.append(Source(data_path("emulator", "firmware", "linux_main.c"), self._choice()))
-        objects = [*self._compile(sources, [posix]), *self._runtime()]
+        objects, library = self._compile(sources, [posix]), self._runtime()
         if not isinstance(self.compiler, Zig):
             raise BuildError("only zig brings a static C library for Linux boards")
-        self.compiler.link_hosted(
-            objects, self.folder / "firmware.elf", self.folder / "firmware.map"
-        )
+        self.compiler.link_hosted(objects, *self._outputs(), library)
 
-    def _runtime(self) -> list[Path]:
-        """The runtime's objects, which also make the library."""
+    def _outputs(self) -> tuple[Path, Path]:
+        return self.folder / "firmware.elf", self.folder / "firmware.map"
+
+    def _runtime(self) -> Path:
+        """The runtime's library; kernels carry their folder's name, as many files share theirs."""
         root = data_path("sdk", "c")
         rest = [path for path in sorted((root / "src").glob("*.c")) if path.name not in _NAMES]
         defines = tuple(self.needs.defines())
         sources = [
-            Source(path, ("-ffreestanding", "-O2", *defines, *flags))
+            Source(
+                path, ("-ffreestanding", "-O2", *defines, *flags), f"{path.parent.name}-{path.stem}"
+            )
             for path, flags in self._kernels(root / "kernels")
         ]
         sources += [Source(path, ("-ffreestanding", "-Os", *defines)) for path in rest]
-        objects = self._compile(sources, [root / "src"])
-        self.compiler.archive(objects, self.folder / "libcolibri.a")
-        return objects
+        library = self.folder / "libcolibri.a"
+        self.compiler.archive(self._compile(sources, [root / "src"]), library)
+        return library
 
     def _kernels(self, folder: Path) -> Iterator[tuple[Path, tuple[str, ...]]]:
         """Files of the reference and of the chosen table, with the flags that are their own."""
@@ -274,10 +324,11 @@ class _Build:
         return (f"-DCOLIBRI_BOARD_KERNELS={self.table.symbol}", *streams)
 
     def _compile(self, sources: Sequence[Source], includes: Sequence[Path]) -> list[Path]:
+        """Objects under plain names in the build's folder, for archive and link."""
         if self.optimise is not None:
             level = self.optimise
             sources = [
-                Source(s.path, tuple(level if f.startswith("-O") else f for f in s.flags))
+                replace(s, flags=tuple(level if f.startswith("-O") else f for f in s.flags))
                 for s in sources
             ]
         flags: tuple[str, ...] = ("-Os", *COMMON)
@@ -285,7 +336,14 @@ class _Build:
         if self.board.os == "none":
             flags = (*flags, "-ffreestanding")
             folders.append(data_path("emulator", "firmware", "include"))
-        return compile_all(self.compiler, sources, flags, folders)
+        objects = []
+        for source, cached in zip(
+            sources, compile_all(self.compiler, sources, flags, folders), strict=True
+        ):
+            objects.append(self.folder / source.object_name)
+            with objects[-1].open("xb") as file:  # a second one of that name is an error
+                file.write(cached.read_bytes())
+        return objects
 
 
 def _start_flags(name: str) -> tuple[str, ...]:

@@ -46,7 +46,11 @@ def run_cpu(
         raise EmulateError("this firmware reads nothing from a block device, which could go wrong",
                            field="--faults", hint="--machine native")  # fmt: skip
     asked = mailbox_request(image, request, plan)
-    _, result = run_on_cpu(board, image.path, asked, prefer=prefer, faults=faults)
+    memory = plan.memory
+    _, result = run_on_cpu(
+        board, image.path, asked, prefer=prefer, faults=faults,
+        application=memory.application, code=memory.code.bytes if memory.code else None,
+    )  # fmt: skip
     return cpu_report(image, board, request, plan, result)
 
 
@@ -69,6 +73,7 @@ def cpu_report(
         notes=[
             *result.notes,
             *streaming_notes(plan),
+            *plan.memory.application_notes(),
             "time is predicted by the twin: --machine native",
         ],
         fits=True,

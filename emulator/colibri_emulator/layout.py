@@ -4,30 +4,32 @@
 One answer for the planner, the twin and the linker script, so that a plan made on the desktop is
 the plan that the firmware makes.
 
-    code_region   | (code_offset) code and constants, CODE_BYTES at most | ...
-    data_region   | stacks + reserve_bytes: the application's RAM | engine ...
-    model_region  | ... what the code and the application take | image | engine, when it is RAM
+    code_region   | (code_offset) code and constants, code_bytes at most | ...
+    data_region   | stacks + reserve_bytes: the runner's RAM | engine ...
+    model_region  | ... what code and runner take | image | engine, when it is RAM
+    every region  | ... | the application's, as declared
 
 An image that stays in a storage (experts streamed) has no place of its own: only its tables are in
 RAM, behind the logits.
 
 There is a stack of `stack_bytes` for each core that firmware can use (`Board.firmware_cores`).
-Where code and data share a region, the application's part starts at code_offset and holds both.
+Where code and data share a region, the runner's part starts at code_offset and holds both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 
 from colibri._core import MAX_REGIONS
+from colibri.application import application_rooms
 from colibri.boards import Board, Region
 from colibri.errors import BoardError, DoesNotFitError, Lack
 from colibri.units import format_bytes
 
-CODE_BYTES = 128 << 10  # kept for code; the linker script checks it
 STATIC_BYTES = 8 << 10  # the runner's own data: mailbox, engine handle, plan
+MMU_BYTES = 36 << 10  # page tables and their alignment, on AArch64
 MODEL_ALIGNMENT = 4096
 ALIGNMENT = 64
 IMAGE = "the image"  # as messages call it
@@ -72,6 +74,13 @@ class _Space:
     region: Region
     start: int
     end: int
+    application: int = 0  # bytes of it behind `end`
+
+    @classmethod
+    def of(cls, region: Region) -> _Space:
+        """The longest part of a region without reserved bytes."""
+        start, end = region.longest_piece
+        return cls(region, region.base + start, region.base + end)
 
     @property
     def free(self) -> int:
@@ -81,9 +90,10 @@ class _Space:
         """Address of the next `size` bytes."""
         base = _align_up(self.start, alignment)
         if base + size > self.end:
+            beside = f" beside the application's {format_bytes(self.application)}"
             error = DoesNotFitError(
                 f"{what} needs {format_bytes(size)}, region {self.region.name} has "
-                f"{format_bytes(max(self.end - base, 0))} left",
+                f"{format_bytes(max(self.end - base, 0))} left{beside if self.application else ''}",
                 hint=f"{what} needs a region with {format_bytes(size, exact=True)} free",
             )
             error.lack = Lack(what, self.region.name, self.end - base, size)
@@ -98,6 +108,8 @@ def board_layout(
     vocabulary: int,
     tables_bytes: int = 0,
     *,
+    code_bytes: int,
+    application: Mapping[str, int] | None = None,
     device: bool = False,
 ) -> Layout:
     """Places code, data, image and logits; what remains of the RAM is the engine's.
@@ -112,6 +124,10 @@ def board_layout(
         Floats in a row of logits, which the application keeps.
     tables_bytes : int
         Of an image that stays in a storage: its header and tables, which are kept in RAM.
+    code_bytes : int
+        Kept for code and constants; `build_firmware` holds the link to it.
+    application : mapping, optional
+        Bytes that the rest of the program takes, by region.
     device : bool
         Whether anything is read from a storage.
 
@@ -129,19 +145,25 @@ def board_layout(
             hint='only boards with os = "none" have a layout',
         )
     fw = board.firmware
-    spaces = {region.name: _largest_piece(region) for region in board.regions}
+    spaces = {region.name: _Space.of(region) for region in board.regions}
+    for room in application_rooms(board, application):
+        space = spaces[room.region]
+        space.end, space.application = space.region.base + room.offset, room.bytes
     code, data = spaces[fw.code_region], spaces[fw.data_region]
     shared = fw.code_region == fw.data_region
     code_start = max(code.start, code.region.base + fw.code_offset)
     code.start = code_start
     if not shared:
-        code.take(CODE_BYTES, 1, "code")
+        code.take(code_bytes, 1, "code")
     core_stacks = fw.stack_bytes * (board.firmware_cores - 1)
-    own = fw.stack_bytes + core_stacks + fw.reserve_bytes
+    runner = STATIC_BYTES + (MMU_BYTES if fw.target == "aarch64" else 0)
+    runner += code_bytes if shared else 0
+    reserve = max(fw.reserve_bytes, runner if shared else 0)
+    own = fw.stack_bytes + core_stacks + reserve
     data_start = data.take(own, 1 if shared else ALIGNMENT, "data")
     data_limit = data.start
     logits_bytes = _align_up(vocabulary * 4, ALIGNMENT)
-    inside = fw.reserve_bytes - STATIC_BYTES - (CODE_BYTES if shared else 0)
+    inside = reserve - runner
     model_bytes = 0 if tables_bytes else image_bytes
     model_base = 0
     if model_bytes:
@@ -159,7 +181,7 @@ def board_layout(
     return Layout(
         regions=_engine_regions(spaces),
         code_start=code_start,
-        code_limit=data_limit if shared else code_start + CODE_BYTES,
+        code_limit=data_limit if shared else code_start + code_bytes,
         data_start=data_start,
         data_limit=data_limit,
         stack_bytes=fw.stack_bytes,
@@ -210,17 +232,6 @@ def _engine_regions(spaces: dict[str, _Space]) -> tuple[EngineRegion, ...]:
             found.append(EngineRegion(space.region.name, base, space.end - base, space.region.rank))
     kept = sorted(found, key=lambda region: (-region.size, region.rank))[:MAX_REGIONS]
     return tuple(region for region in found if region in kept)
-
-
-def _largest_piece(region: Region) -> _Space:
-    """The longest part of a region without reserved bytes."""
-    pieces, at = [], 0
-    for part in sorted(region.reserved, key=lambda part: part.offset):
-        pieces.append((at, part.offset))
-        at = part.offset + part.size
-    pieces.append((at, region.size))
-    start, end = max(pieces, key=lambda piece: piece[1] - piece[0])
-    return _Space(region, region.base + start, region.base + end)
 
 
 def _align_up(value: int, alignment: int) -> int:

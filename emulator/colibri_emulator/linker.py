@@ -39,7 +39,6 @@ def linker_script(board: Board, layout: Layout) -> str:
         model_bytes=f"{layout.model_bytes:#x}",
         logits=_region_at(board, layout.logits_base),
         logits_base=f"{layout.logits_base:#x}",
-        logits_bytes=f"{layout.logits_bytes:#x}",
         tables=_tables_section(board, layout),
     )
 
@@ -48,7 +47,7 @@ def _tables_section(board: Board, layout: Layout) -> str:
     """Memory for the tables of an image that stays in a storage."""
     if not layout.tables_bytes:
         return ""
-    place = f"{layout.tables_base:#x} (NOLOAD) : {{ . += {layout.tables_bytes:#x}; }}"
+    place = f"{layout.tables_base:#x} (NOLOAD) : {{ KEEP(*(.image_tables)) }}"
     return f"  .image_tables {place} > {_region_at(board, layout.tables_base)} :NONE\n"
 
 
@@ -85,7 +84,23 @@ const colibri_board_ram colibri_board_memory[] = {{
 {memory}
 }};
 const uint32_t colibri_board_memory_count = {len(board.regions)};
-{_streaming(layout, weights)}"""
+{_streaming(layout, weights)}{_rooms(layout)}"""
+
+
+def _rooms(layout: Layout) -> str:
+    """Memory that is used by its address alone: arrays give it a name in symbol table and map."""
+    rooms = {
+        "core_stacks": layout.core_stacks_bytes,
+        "stack": layout.stack_bytes,
+        "logits": layout.logits_bytes,
+        "image_tables": layout.tables_bytes,
+    }
+    arrays = "\n".join(
+        f'__attribute__((used, section(".{name}"))) static uint8_t {name}[{size:#x}];'
+        for name, size in rooms.items()
+        if size
+    )
+    return f"\n/* Rooms that the linker script places. */\n{arrays}\n"
 
 
 def _streaming(layout: Layout, weights: Weights) -> str:

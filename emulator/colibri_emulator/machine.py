@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -184,6 +184,8 @@ def run_on_cpu(
     toolchain: ToolchainName = "auto",
     kv: Sequence[str] | None = None,
     faults: Faults = NO_FAULTS,
+    application: Mapping[str, int] | None = None,
+    code: int | None = None,
 ) -> tuple[Firmware, Result]:
     """Builds the firmware of a board and runs one request on an emulated CPU.
 
@@ -200,6 +202,8 @@ def run_on_cpu(
             kv=kv or (request.kv,),
             copy_model=False,
             weights="mapped" if request.weights == "mapped" else "streamed",
+            application=application,
+            code=code,
         )
         return firmware, machine.run(firmware, request)
 

@@ -8,6 +8,7 @@ compiles in parallel and keeps objects in the cache, named by the hash of everyt
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -116,16 +117,32 @@ _LINK = (
 )  # fmt: skip
 
 
+# Folders of an absolute path in a map: the compiler's own libraries and their members.
+_FOLDERS = re.compile(r"(?<![^\s(])/[^\n:()]*/(?=[^\s/:()])")
+
+
 @dataclass(frozen=True)
 class Source:
-    """One file to compile and the options that are its own."""
+    """One file to compile, the options that are its own, and its object's name in archive and map.
+
+    `name` is without ``.o``; empty takes the file's.
+    """
 
     path: Path
     flags: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def object_name(self) -> str:
+        return f"{self.name or self.path.stem}.o"
 
 
 class Toolchain(Protocol):
-    """A compiler for one target."""
+    """A compiler for one target.
+
+    Links and archives run in the folder of what they make and name what lies in it from there;
+    together with `plain_map`, maps tell nothing of the machine.
+    """
 
     @property
     def name(self) -> str:
@@ -137,20 +154,50 @@ class Toolchain(Protocol):
     def compile(self, source: Path, output: Path, flags: Sequence[str]) -> None:
         """One object file."""
 
-    def link(self, objects: Sequence[Path], script: Path, elf: Path, link_map: Path) -> None:
-        """A bare-metal executable and its map."""
+    def link(
+        self,
+        objects: Sequence[Path],
+        script: Path,
+        elf: Path,
+        link_map: Path,
+        library: Path | None = None,
+    ) -> None:
+        """A bare-metal executable and its map; all of `library` follows the objects."""
 
     def archive(self, objects: Sequence[Path], library: Path) -> None:
         """A static library."""
 
 
-def run_tool(command: Sequence[str], what: str) -> str:
-    """Standard output of a tool that must succeed."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def run_tool(command: Sequence[str], what: str, folder: Path | None = None) -> str:
+    """Standard output of a tool that must succeed, in English, run in a folder."""
+    english = {**os.environ, "LC_ALL": "C"}  # GNU ld translates the headings of its map
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=folder, env=english
+    )
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines()
         raise BuildError(f"{what} failed:\n  " + "\n  ".join(lines[:12]))
     return done.stdout
+
+
+def _seen_from(folder: Path, paths: Sequence[Path]) -> list[str]:
+    """Paths as a tool that runs in a folder is given them."""
+    base = folder.resolve()
+    whole = (path.resolve() for path in paths)
+    return [str(p.relative_to(base) if p.is_relative_to(base) else p) for p in whole]
+
+
+def _inputs(folder: Path, objects: Sequence[Path], library: Path | None) -> list[str]:
+    """Objects, then every member of a library in its order, where garbage collection drops some."""
+    names = _seen_from(folder, objects)
+    if library is not None:
+        names += ["-Wl,--whole-archive", *_seen_from(folder, [library]), "-Wl,--no-whole-archive"]
+    return names
+
+
+def plain_map(text: str) -> str:
+    """A map without the folders that the compiler keeps its own libraries in."""
+    return _FOLDERS.sub("", text)
 
 
 @dataclass(frozen=True)
@@ -171,25 +218,44 @@ class Zig:
         command = (*self._cc(), "-fno-unroll-loops", *flags, "-c", str(source), "-o", str(output))
         run_tool(command, f"compiling {source.name}")
 
-    def link(self, objects: Sequence[Path], script: Path, elf: Path, link_map: Path) -> None:
+    def link(
+        self,
+        objects: Sequence[Path],
+        script: Path,
+        elf: Path,
+        link_map: Path,
+        library: Path | None = None,
+    ) -> None:
         """The driver refuses -Map=FILE but prints the map; ENTRY() is overridden by -e."""
-        command = (
-            *self._cc(), *_LINK, "-rtlib=compiler-rt", f"-Wl,-e,{self.target.entry}",
-            "-Wl,--print-map", "-T", str(script), *map(str, objects), "-o", str(elf),
-        )  # fmt: skip
-        link_map.write_text(run_tool(command, f"linking {elf.name}"), "utf-8")
+        flags = (*_LINK, "-rtlib=compiler-rt", f"-Wl,-e,{self.target.entry}")
+        script_flags = ("-T", *_seen_from(elf.parent, [script]))
+        self._link((*flags, *script_flags), objects, elf, link_map, library)
 
-    def link_hosted(self, objects: Sequence[Path], elf: Path, link_map: Path) -> None:
+    def link_hosted(
+        self, objects: Sequence[Path], elf: Path, link_map: Path, library: Path | None = None
+    ) -> None:
         """A static Linux executable with zig's musl."""
-        command = (
-            *self._cc(), "-static", "-Wl,--gc-sections", "-Wl,--print-map",
-            *map(str, objects), "-o", str(elf),
-        )  # fmt: skip
-        link_map.write_text(run_tool(command, f"linking {elf.name}"), "utf-8")
+        script = data_path("emulator", "firmware", "linux.ld")  # the driver strips all or nothing
+        flags = ("-static", "-Wl,--gc-sections", "-T", str(script))
+        self._link(flags, objects, elf, link_map, library)
+
+    def _link(
+        self,
+        flags: Sequence[str],
+        objects: Sequence[Path],
+        elf: Path,
+        link_map: Path,
+        library: Path | None,
+    ) -> None:
+        inputs = _inputs(elf.parent, objects, library)
+        command = (*self._cc(), *flags, "-Wl,--print-map", *inputs, "-o", elf.name)
+        text = run_tool(command, f"linking {elf.name}", elf.parent)
+        link_map.write_text(plain_map(text), "utf-8")
 
     def archive(self, objects: Sequence[Path], library: Path) -> None:
-        command = (sys.executable, "-m", "ziglang", "ar", "rcsD", str(library))
-        run_tool((*command, *map(str, objects)), f"archiving {library.name}")
+        names = _seen_from(library.parent, objects)
+        command = (sys.executable, "-m", "ziglang", "ar", "rcsD", library.name, *names)
+        run_tool(command, f"archiving {library.name}", library.parent)
 
 
 @dataclass(frozen=True)
@@ -212,16 +278,26 @@ class Gcc:
         command = (self._tool("gcc"), *own, *flags, "-c", str(source), "-o", str(output))
         run_tool(command, f"compiling {source.name}")
 
-    def link(self, objects: Sequence[Path], script: Path, elf: Path, link_map: Path) -> None:
+    def link(
+        self,
+        objects: Sequence[Path],
+        script: Path,
+        elf: Path,
+        link_map: Path,
+        library: Path | None = None,
+    ) -> None:
+        map_name, script_name = _seen_from(elf.parent, [link_map, script])
         command = (
             self._tool("gcc"), *self.target.gcc, *_LINK, f"-Wl,-e,{self.target.entry}",
-            "-Wl,--build-id=none", "-Wl,--no-warn-rwx-segments", f"-Wl,-Map={link_map}",
-            "-T", str(script), *map(str, objects), "-lgcc", "-o", str(elf),
+            "-Wl,--build-id=none", "-Wl,--no-warn-rwx-segments", f"-Wl,-Map={map_name}",
+            "-T", script_name, *_inputs(elf.parent, objects, library), "-lgcc", "-o", elf.name,
         )  # fmt: skip
-        run_tool(command, f"linking {elf.name}")
+        run_tool(command, f"linking {elf.name}", elf.parent)
+        link_map.write_text(plain_map(link_map.read_text("utf-8")), "utf-8")
 
     def archive(self, objects: Sequence[Path], library: Path) -> None:
-        run_tool((self._tool("ar"), "rcsD", str(library), *map(str, objects)), "archiving")
+        names = _seen_from(library.parent, objects)
+        run_tool((self._tool("ar"), "rcsD", library.name, *names), "archiving", library.parent)
 
 
 def find_toolchain(target: str, prefer: ToolchainName = "auto") -> Zig | Gcc:

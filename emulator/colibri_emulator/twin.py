@@ -12,7 +12,7 @@ clock (`clock`).
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from colibri.accelerator import FakeNpu
 from colibri.arena import MemoryRegion
@@ -282,7 +282,14 @@ def _clock(
     )
 
 
-def slots_of(plan: Plan) -> dict[str, Any]:
+class Slots(TypedDict, total=False):
+    """Keywords of engines, plans and the mailbox."""
+
+    expert_slots: int
+    policy: str
+
+
+def slots_of(plan: Plan) -> Slots:
     """The slots that the plan chose and their policy, as engines and firmware are told."""
     experts = plan.experts
     return {"expert_slots": experts["slots"], "policy": experts["policy"]} if experts else {}
@@ -373,7 +380,7 @@ def _notes(
 ) -> list[str]:
     workers, cores = plan.limits["workers"], board.cores[0].count
     notes = ["times are predicted, not measured: no board was involved (docs/emulator.md)"]
-    notes += streaming_notes(plan)
+    notes += [*streaming_notes(plan), *plan.memory.application_notes()]
     if plan.routing:
         notes.append(plan.routing["note"])
     if workers < cores:

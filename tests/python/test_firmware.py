@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise, product
 from pathlib import Path
@@ -23,10 +25,17 @@ from colibri.image import Image
 from colibri_emulator.build_firmware import Firmware, build_firmware, load_firmware
 from colibri_emulator.image_needs import image_needs
 from colibri_emulator.kernel_tables import pick_table
-from colibri_emulator.layout import CODE_BYTES, MAX_REGIONS, Layout, board_layout
+from colibri_emulator.layout import MAX_REGIONS, Layout, board_layout
 from colibri_emulator.mailbox import Mailbox
 from colibri_emulator.symbols import Program
-from colibri_emulator.toolchain import TARGETS, Gcc, Source, compile_all, find_toolchain
+from colibri_emulator.toolchain import (
+    TARGETS,
+    Gcc,
+    Source,
+    compile_all,
+    find_toolchain,
+    plain_map,
+)
 from needs import need
 
 Packed = Callable[[str], Path]
@@ -36,7 +45,7 @@ BARE = (
     "qemu-virt-riscv64", "qemu-virt-riscv64v",
 )  # fmt: skip
 NEEDED = {"memcpy", "memmove", "memset", "memcmp"}
-IMAGE_BYTES, VOCABULARY = 5_289_152, 4096
+IMAGE_BYTES, VOCABULARY, CODE = 5_289_152, 4096, 40 * 1024
 
 
 def toolchain_of(name: str, board: Board) -> str:
@@ -72,7 +81,7 @@ def spans(layout: Layout) -> list[tuple[int, int]]:
 @pytest.mark.parametrize("name", BARE)
 def test_layout_parts_lie_in_the_board_and_apart(name: str, vocabulary: int) -> None:
     board = load_board(name)
-    layout = board_layout(board, IMAGE_BYTES, vocabulary)
+    layout = board_layout(board, IMAGE_BYTES, vocabulary, code_bytes=CODE)
     taken = spans(layout)
     for (_, end), (start, _) in pairwise(taken):
         assert end <= start
@@ -87,18 +96,22 @@ def test_layout_parts_lie_in_the_board_and_apart(name: str, vocabulary: int) -> 
 
 def test_layout_of_the_pico_to_the_byte() -> None:
     """520 KiB SRAM less 8 KiB stack and 24 KiB reserve; the image behind the code in flash."""
-    layout = board_layout(load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY)
+    layout = board_layout(
+        load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY, code_bytes=CODE
+    )
     sram = 520 * 1024
     assert [(r.name, r.base, r.size) for r in layout.regions] == [
         ("SRAM", 0x20000000 + 32 * 1024, sram - 32 * 1024),
         ("PSRAM", 0x11000000, 8 << 20),
     ]
-    assert layout.model_base == 0x10000000 + CODE_BYTES
+    assert layout.model_base == 0x10000000 + CODE
     assert (layout.logits_base, layout.logits_bytes) == (0x20004000, 4 * VOCABULARY)
 
 
 def test_logits_that_outgrow_the_reserve_follow_it() -> None:
-    layout = board_layout(load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY + 1)
+    layout = board_layout(
+        load_board("pimoroni-pico-plus-2"), IMAGE_BYTES, VOCABULARY + 1, code_bytes=CODE
+    )
     reserve_end = 0x20000000 + 32 * 1024
     assert (layout.data_limit, layout.logits_base) == (reserve_end, reserve_end)
     assert layout.regions[0].base == reserve_end + 4 * VOCABULARY + 64
@@ -106,13 +119,15 @@ def test_logits_that_outgrow_the_reserve_follow_it() -> None:
 
 def test_layout_gives_the_rest_of_a_region_behind_an_image_in_ram() -> None:
     board = load_board("qemu-virt-riscv64")
-    small, large = (board_layout(board, size, VOCABULARY) for size in (4096, 4096 * 3))
+    small, large = (
+        board_layout(board, size, VOCABULARY, code_bytes=CODE) for size in (4096, 4096 * 3)
+    )
     assert small.regions[0].size - large.regions[0].size == 4096 * 2
 
 
 def test_layout_refuses_an_image_larger_than_its_region() -> None:
     with pytest.raises(DoesNotFitError, match="FLASH"):
-        board_layout(load_board("pimoroni-pico-plus-2"), 16 << 20, VOCABULARY)
+        board_layout(load_board("pimoroni-pico-plus-2"), 16 << 20, VOCABULARY, code_bytes=CODE)
 
 
 # Builds
@@ -187,16 +202,66 @@ def test_only_what_the_image_needs_is_compiled_in(demo_image: Packed, tmp_path: 
     assert least.bytes["code"] < most.bytes["code"]
 
 
+def names_of_the_machine(made: Firmware, folders: Sequence[Path]) -> list[str]:
+    """Folders that ELF, map or library name, and absolute paths in the map."""
+    found = [
+        f"{file.name}: {folder}"
+        for file in (made.elf, made.map, made.library)
+        for folder in folders
+        if str(folder).encode() in file.read_bytes()
+    ]
+    text = made.map.read_text("utf-8").replace("\n/DISCARD/", "")
+    return found + re.findall(r"(?<![^\s(])/.*", text)
+
+
+@pytest.mark.parametrize(
+    ("name", "toolchain"),
+    [("qemu-virt-riscv64", "zig"), ("qemu-virt-riscv64", "gcc"), ("pimoroni-pico-plus-2", "gcc"),
+     ("raspberry-pi-zero-2w", "zig")],
+)  # fmt: skip
 def test_build_is_reproducible(
+    name: str,
+    toolchain: str,
+    demo_image: Packed,
+    tmp_path: Path,
+    root: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Another folder, another cache: the same files, which tell nothing of either."""
+    board = load_board(name)
+    toolchain_of(toolchain, board)
+    one = build(board, demo_image("q4"), tmp_path / "a", toolchain)
+    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
+    two = build(board, demo_image("q4"), tmp_path / "other folder" / "b", toolchain)
+    for part in ("elf", "map", "library"):
+        assert getattr(one, part).read_bytes() == getattr(two, part).read_bytes(), part
+    folders = [tmp_path, root, Path(sys.prefix), Path.home()]
+    assert names_of_the_machine(two, [f for f in folders if f != Path("/")]) == []
+    assert not list(two.elf.parent.glob("*.o"))
+
+
+def test_two_objects_of_one_name_are_an_error(
     demo_image: Packed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need("module:ziglang")
-    board = load_board("qemu-virt-riscv64")
-    one = build(board, demo_image("q4"), tmp_path / "a")
-    monkeypatch.setenv("COLIBRI_CACHE", str(tmp_path / "cache"))
-    two = build(board, demo_image("q4"), tmp_path / "b")
-    assert one.elf.read_bytes() == two.elf.read_bytes()
-    assert one.library.read_bytes() == two.library.read_bytes()
+    monkeypatch.setattr(Source, "object_name", "same.o")
+    with pytest.raises(BuildError, match="File exists"):
+        build(load_board("qemu-virt-riscv64"), demo_image("q4"), tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("line", "plain"),
+    [
+        ("LOAD /usr/lib/gcc/thumb/v8/libgcc.a", "LOAD libgcc.a"),
+        ("/usr/lib/my gcc/libgcc.a(_udivdi3.o)", "libgcc.a(_udivdi3.o)"),
+        (" 0x20 /c/libc.a(/c/o/1/stderr.o):(.data)", " 0x20 libc.a(stderr.o):(.data)"),
+        (" .text  0x10  0x20 libcolibri.a(plan.o)", " .text  0x10  0x20 libcolibri.a(plan.o)"),
+        ("/DISCARD/", "/DISCARD/"),
+        (" *(.text / 2)", " *(.text / 2)"),
+    ],
+)
+def test_maps_tell_no_folders_of_the_compiler(line: str, plain: str) -> None:
+    assert plain_map(f"{line}\n{line}\n") == f"{plain}\n{plain}\n"
 
 
 def test_an_object_is_named_by_every_header(

@@ -253,8 +253,8 @@ IN_RAM = changed('model_region = "FLASH"', 'model_region = "SRAM"')
 EXACT: dict[str, tuple[str, str, int, str | None]] = {
     # what is short: board, region that grows, size to start from, part that is named first
     "engine": (WHOLE, "SRAM", 9000, None),
-    "image": (WHOLE, "FLASH", 160 << 10, "image"),
-    "code": (WHOLE, "FLASH", 100 << 10, "code"),
+    "image": (WHOLE, "FLASH", 60 << 10, "image"),
+    "code": (WHOLE, "FLASH", 20 << 10, "code"),
     "image in RAM": (
         changed('model_region = "FLASH"', 'model_region = "SRAM"'),
         "SRAM",

@@ -262,6 +262,20 @@ def test_overflow_and_reserved(tmp_path: Path) -> None:
     assert verdict.verdict == "over"
 
 
+def test_overlays_have_the_bytes_of_their_largest(tmp_path: Path) -> None:
+    """Two sections share a run address; symbols of both are charged what the other has not."""
+    elf = firmware()
+    one = elf.section(".one", RAM + 0x1000, CODE * 0x80, flags=AX)
+    two = elf.section(".two", RAM + 0x1000, CODE * 0xC0, flags=AX)
+    elf.load([one], paddr=FLASH + 0x800)
+    elf.load([two], paddr=FLASH + 0xA00)
+    elf.symbol("first", RAM + 0x1000 | 1, 0x40, FUNC, section=one)
+    elf.symbol("second", RAM + 0x1000 | 1, 0x180, FUNC, section=two)
+    grown = check(judge(elf.write(tmp_path / "f.elf"), board()))
+    assert grown["SRAM"].bytes == 0x300 + 0x180
+    assert grown["FLASH"].bytes == 0x500 + 0x100 + 0x180
+
+
 def test_outside_and_stripped(tmp_path: Path) -> None:
     elf = firmware()
     far = elf.section(".far", 0x9000_0000, bytes(64), flags=A)
@@ -508,7 +522,7 @@ def test_a_size_page(tmp_path: Path) -> None:
     reader = read(file.read_text("utf-8"))
     text = said(reader)
     for expected in ("fits", "1,280 B of 65,536 B (2.0 %), 64,256 B free", "main", "buffer",
-                     "against", "1,024", verdict.map.rule):  # fmt: skip
+                     "Against", "1,024", verdict.map.rule):  # fmt: skip
         assert expected in text, expected
     (result,) = [found for found in reader.json if "verdict" in found]
     assert result["regions"][1]["used"] == 0x700

@@ -93,9 +93,55 @@ def test_our_firmware(demo_image: Packed, tmp_path: Path, name: str, toolchain: 
         own = sum(r.bytes for r in u.rows if r.kind in ("image", "stack"))
         owners = sum(s.bytes.get(u.region.name, 0) for s in verdict.attribution.objects)
         assert owners == u.used - own
-    objects = {s.name for s in verdict.attribution.objects}
-    assert any("engine" in o for o in objects)
+    check_owners(verdict, made.library)
     assert verdict.exit_code == 0, [f.what for f in verdict.findings]
+
+
+def check_owners(verdict: Verdict, library: Path) -> None:
+    """The runtime is its library; all but fill and what the linker merges has an object."""
+    libraries = {s.name: s.total for s in verdict.attribution.libraries}
+    assert set(libraries) - {"libgcc.a"} <= {"libcolibri.a", "(objects)", "(fill)", "(linker)"}
+    assert libraries["(fill)"] + libraries.get("(linker)", 0) < 512
+    done = subprocess.run(["ar", "t", library], check=True, capture_output=True, text=True)
+    objects = {s.name: s.library for s in verdict.attribution.objects}
+    assert {name for name, owner in objects.items() if owner == "libcolibri.a"} <= set(
+        done.stdout.split()
+    )
+    assert objects["engine.o"] == objects["ref-ref.o"] == "libcolibri.a"
+    assert objects["runner.o"] == objects["mem.o"] == objects["board.o"] == ""
+    rooms = {s.name: s.object for s in verdict.symbols if s.name in ("stack", "logits")}
+    assert rooms == {"stack": "board.o", "logits": "board.o"}
+
+
+@pytest.mark.parametrize("toolchain", ["gcc", "zig"])
+def test_the_runtime_is_a_group(demo_image: Packed, tmp_path: Path, toolchain: str) -> None:
+    need("ar", "arm-none-eabi-gcc" if toolchain == "gcc" else "module:ziglang")
+    board = load_board("pimoroni-pico-plus-2")
+    made = build_firmware(board, demo_image("q4"), tmp_path / "out", toolchain=toolchain)  # type: ignore[arg-type]
+    groups = {"kernels": ["libcolibri.a(*-*.o)"], "runtime": ["libcolibri.a"], "rest": ["*.o"]}
+    verdict = judge(made.elf, board, link_map=made.map, groups=groups)
+    check_owners(verdict, made.library)
+    found = {s.name: s.bytes for s in verdict.attribution.groups}
+    libraries = {s.name: s.total for s in verdict.attribution.libraries}
+    kernels, runtime = found["kernels"], found["runtime"]
+    assert kernels.keys() == runtime.keys() == {"FLASH"}
+    assert kernels["FLASH"] + runtime["FLASH"] == libraries["libcolibri.a"]
+    assert kernels["FLASH"] > 2048
+    assert runtime["FLASH"] > 8192
+    assert sum(found["rest"].values()) == libraries["(objects)"]
+
+
+def test_linux_executables_have_the_same_owners(demo_image: Packed, tmp_path: Path) -> None:
+    need("module:ziglang")
+    board = load_board("ti-sk-am62")
+    made = build_firmware(board, demo_image("q4"), tmp_path / "out")
+    verdict = judge(made.elf, board, link_map=made.map)
+    libraries = {s.name for s in verdict.attribution.libraries}
+    assert {"libcolibri.a", "libc.a", "libcompiler_rt.a"} <= libraries
+    assert "(unattributed)" not in libraries
+    objects = {s.name: s.library for s in verdict.attribution.objects}
+    assert objects["linux_main.o"] == ""
+    assert objects["neon-vector.o"] == "libcolibri.a"
 
 
 # -- a very large file ----------------------------------------------------------------------------

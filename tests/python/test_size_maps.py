@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -165,6 +166,15 @@ def test_b35_fill_is_a_row_of_its_own(tmp_path: Path) -> None:
     assert ("gpio_set", 0x70) in sizes
     fill = next(s for s in verdict.attribution.objects if s.name == "(fill)")
     assert fill.bytes == {"FLASH": 0x12}
+
+
+def test_gaps_in_a_map_of_lld_are_fill(tmp_path: Path) -> None:
+    """lld lists no alignment: here 4 bytes between two inputs, and 20 behind the last one."""
+    text = LLD.replace("8000080  8000080       70", "8000084  8000084       68")
+    text = re.sub(r".*ALIGN\(16\)\n", "", text)
+    objects = {s.name: s.total for s in judge(written(tmp_path, text)).attribution.objects}
+    assert objects["(fill)"] == 4 + 20
+    assert "(unattributed)" not in objects
 
 
 OVERLAYS = """\

@@ -196,8 +196,9 @@ RETURN, NOP = b"\x70\x47", b"\x00\xbf"  # bx lr
 class Thumb:
     """Thumb functions of 16 bytes each, by name: what they call, and a constant they load."""
 
-    def __init__(self, *names: str) -> None:
-        self.at = {name: FLASH + 0x100 + STEP * i for i, name in enumerate(names)}
+    def __init__(self, *names: str, base: int = FLASH) -> None:
+        self.base = base
+        self.at = {name: base + 0x100 + STEP * i for i, name in enumerate(names)}
         self.code = dict.fromkeys(names, RETURN)
         self.elf = ElfWriter(machine=ew.ARM)
 
@@ -213,11 +214,11 @@ class Thumb:
     def build(self, path: Path, vectors: list[int] | None = None, **how: bool) -> Path:
         elf = self.elf
         code = b"".join((code + NOP * 8)[:STEP] for code in self.code.values())
-        text = elf.section(".text", FLASH + 0x100, code, flags=AX, align=4)
+        text = elf.section(".text", self.base + 0x100, code, flags=AX, align=4)
         places = [text]
         if vectors is not None:
             content = struct.pack(f"<{len(vectors)}I", *vectors)
-            places.append(elf.section(".vectors", FLASH, content, flags=A, align=4))
+            places.append(elf.section(".vectors", self.base, content, flags=A, align=4))
         elf.load(places)
         for name, at in self.at.items():
             elf.symbol(name, at | 1, STEP, FUNC, section=text)
@@ -242,6 +243,20 @@ def test_a_pointer_in_code_is_a_reference(tmp_path: Path, thumb: Thumb) -> None:
     thumb.load("log_line", thumb.at["malloc"] | 1)
     chain = chain_of(judge(thumb.build(tmp_path / "a.elf"), board()))
     assert chain == Chain(("malloc", "log_line", "main"), "machine code", True)
+
+
+@pytest.mark.parametrize("loaded", [True, False])
+def test_low_addresses_are_told_from_numbers(tmp_path: Path, loaded: bool) -> None:
+    """With flash at 0 a literal may be an address; what movw puts into a register is a number."""
+    need("module:capstone")
+    low = Thumb("malloc", "main", base=0)
+    number = low.at["malloc"] | 1
+    assert number == 0x101
+    low.load("main", number)
+    if not loaded:
+        low.code["main"] = struct.pack("<HH", 0xF240, 0x1000 | number & 0xFF) + RETURN
+    chain = chain_of(judge(low.build(tmp_path / "a.elf"), rules=HEAP))
+    assert chain == (Chain(("malloc", "main"), "machine code", True) if loaded else None)
 
 
 @pytest.mark.parametrize("bit", [0, 1])
@@ -269,6 +284,25 @@ def test_a_handler_in_the_vector_table_is_an_entry(tmp_path: Path, thumb: Thumb)
     vectors = [RAM + 0x1000, thumb.at["main"] | 1, *[0] * 13, thumb.at["SysTick"] | 1]
     chain = chain_of(judge(thumb.build(tmp_path / "a.elf", vectors), board()))
     assert chain == Chain(("malloc", "SysTick"), "machine code", True)
+
+
+def test_tables_of_debug_information_tell_nothing(tmp_path: Path, thumb: Thumb) -> None:
+    debug = thumb.elf.section(".debug_info", 0, bytes(16), flags=0)
+    thumb.elf.relocate(debug, (4, "malloc", 2, 0))
+    thumb.call("log_line", "malloc")
+    chain = chain_of(judge(thumb.build(tmp_path / "a.elf"), board()))
+    assert chain == Chain(("malloc", "log_line", "main"), "machine code", True)
+
+
+def test_code_that_is_too_large_is_said(
+    tmp_path: Path, thumb: Thumb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("colibri.fit.references_elf.MOST_CODE", 95)
+    thumb.call("log_line", "malloc")
+    verdict = judge(thumb.build(tmp_path / "a.elf"), board())
+    assert names_of(verdict) == []
+    text = "code of more than 95 B is not followed: give the map (--map FILE), or link with"
+    assert text in said(verdict, "no-chain")
 
 
 def test_without_capstone_it_is_said_what_would_tell(
@@ -455,6 +489,16 @@ def test_weak_undefined_symbols_of_objects_are_not_needed(tmp_path: Path) -> Non
     assert "1 rules about symbols hold" in said(verdict, "rules")
 
 
+def test_a_weak_reference_does_not_pull_in(tmp_path: Path) -> None:
+    """main would take malloc if it were there; work needs it."""
+    weak = an_object({"main": "work malloc"})
+    weak.symbols = [
+        (n, v, s, WEAK << 4 if n == "malloc" else i, h) for n, v, s, i, h in weak.symbols
+    ]
+    paths = [weak.write(tmp_path / "a.o"), an_object({"work": "malloc"}).write(tmp_path / "b.o")]
+    assert names_of(judge(paths, rules=HEAP)) == ["malloc", "work", "main"]
+
+
 def test_library_rules_on_a_library_of_ours(tmp_path: Path) -> None:
     good = an_object({"colibri_a": "memcpy colibri_b __aeabi_fmul __muldi3", "colibri_b": ""})
     path = write_archive(tmp_path / "good.a", {"a.o": good.build()})
@@ -467,6 +511,16 @@ def test_library_rules_on_a_library_of_ours(tmp_path: Path) -> None:
         assert verdict.exit_code == 1, name
         assert codes(verdict, "error") == [code], name
         assert "needed by colibri_b <- colibri_a" in said(verdict, code)
+
+
+def test_of_many_findings_those_that_are_shown_have_chains(tmp_path: Path) -> None:
+    names = [f"debug_{i:03}" for i in range(50)]
+    elf = linked({"main": " ".join(names)} | dict.fromkeys(names, ""))
+    elf.sections[1].data, elf.sections[1].size = b"\xcc" * 816, 816
+    verdict = judge(elf.write(tmp_path / "a.elf"), rules=SymbolRules(forbidden=("debug_*",)))
+    found = [f for f in verdict.findings if f.code == "forbidden"]
+    assert [f.chain is not None for f in found] == [True] * 20 + [False]
+    assert found[-1].what == "30 more findings of this kind"
 
 
 # -- long and hostile names -----------------------------------------------------------------------

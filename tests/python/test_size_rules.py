@@ -164,6 +164,34 @@ def test_what_cannot_be_told_is_exit_code_2(tmp_path: Path) -> None:
     assert "lib.a(b.o): cannot be told: these objects hold" in said(verdict, "symbols-unknown")
 
 
+def test_a_map_alone_does_not_tell_of_static_functions(tmp_path: Path) -> None:
+    path = tmp_path / "a.map"
+    path.write_text("""\
+Memory Configuration
+
+Name             Origin             Length             Attributes
+FLASH            0x08000000         0x00010000         xr
+ITCM             0x00000000         0x00010000         xr
+
+Linker script and memory map
+
+.text           0x08000000       0x40
+ .text          0x08000000       0x20 main.o
+                0x08000000                main
+ .text          0x08000020       0x20 hot.o
+                0x08000020                dot
+                0x08000030                sum
+""")
+    verdict = judge(path, rules=SymbolRules(required={"dot": "FLASH", "main": ""}))
+    assert (codes(verdict, "error"), verdict.exit_code) == ([], 0)
+    verdict = judge(path, rules=SymbolRules(required={"dot": "ITCM"}))
+    assert "dot runs in FLASH, the rule wants ITCM" in said(verdict, "misplaced")
+    for name, says in (("sum", "give the ELF"), ("local", "has no static functions")):
+        verdict = judge(path, rules=SymbolRules(required={name: "FLASH"}))
+        assert (verdict.exit_code, codes(verdict, "error")) == (2, ["symbols-unknown"])
+        assert says in said(verdict, "symbols-unknown")
+
+
 # -- owners without variables ---------------------------------------------------------------------
 
 

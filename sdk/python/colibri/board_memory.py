@@ -9,15 +9,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from colibri._core import MAX_REGIONS
-from colibri.boards import Board, Region
+from colibri.application import (
+    ROW,
+    WHY,
+    application_note,
+    application_rooms,
+    checked_application,
+)
+from colibri.boards import Board
 from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.image import PAGES, Image
+from colibri.limits import Limits
 from colibri.units import format_bytes
 
 if TYPE_CHECKING:
+    from colibri_emulator.code_size import CodeReserve
     from colibri_emulator.layout import Layout
 
 PAGE = 4096  # what Linux hands out
@@ -51,15 +60,33 @@ class BoardMemory:
     """Free regions in the order that the C planner gets them, and what fills the rest.
 
     `problem` says what does not fit even before the engine, or is empty; `lack` has its numbers.
+    `application` is what was declared, `code` what firmware's code is given.
     """
 
     regions: tuple[FreeRegion, ...]
     rows: tuple[Row, ...]
     problem: str = ""
     lack: Lack | None = None
+    application: dict[str, int] | None = None
+    code: CodeReserve | None = None
+
+    def code_json(self) -> dict[str, Any] | None:
+        """`code` for a command's JSON."""
+        return None if self.code is None else self.code._asdict()
+
+    def notes(self) -> Iterator[str]:
+        """What a reader of a plan must know about the rest of the program and the code."""
+        yield from self.application_notes()
+        if self.code is not None:
+            yield f"code: {self.code.why}"
+
+    def application_notes(self) -> Iterator[str]:
+        """What was declared; that nothing was, where no system keeps programs apart."""
+        if self.application is not None or self.code is not None:
+            yield application_note(self.application)
 
 
-def streamed_weights(board: Board, image: Image) -> Weights:
+def streamed_weights(board: Board, image: Image, limits: Limits) -> Weights:
     """How a board streams experts: from a file, from mapped flash, or from another storage.
 
     Raises
@@ -71,7 +98,8 @@ def streamed_weights(board: Board, image: Image) -> Weights:
     if board.os == "linux":
         return "streamed"
     flash = board.region(board.firmware.model_region)
-    held = flash.kind in IN_PLACE and not _bare_metal(board, [image], "streamed-mapped").problem
+    in_place = flash.kind in IN_PLACE
+    held = in_place and not _bare_metal(board, [image], limits, "streamed-mapped").problem
     if any(not storage.xip for storage in board.storage):
         return "streamed-mapped" if held else "streamed"
     if held and len(image.files) == 1:
@@ -90,38 +118,41 @@ def reads_storage(image: Image, weights: Weights) -> bool:
 def board_memory(
     board: Board,
     images: Image | Sequence[Image],
-    pages: str = "4k",
+    limits: Limits,
     *,
     weights: Weights = "mapped",
 ) -> BoardMemory:
     """The memory of a board around an image, or around several at once.
 
-    With huge `pages` the image is no mapped file, which the system may drop and read again, but
-    memory of the program's own, in whole huge pages.  With `weights` streamed it is read, and only
-    its tables are kept.
+    Of the limits, pages, application and code count here. With huge pages the image is no mapped
+    file, which the system may drop and read again, but memory of the program's own, in whole huge
+    pages.  With `weights` streamed it is read, and only its tables are kept.
     """
+    pages, application = limits.pages, checked_application(board, limits.application)
     if pages not in PAGES:
         raise PlanError(f"pages are '{pages}'", hint=f"use one of {', '.join(PAGES)}")
     several = [images] if isinstance(images, Image) else list(images)
     if board.os == "linux" and weights == "streamed":
         sizes = [image.meta_bytes for image in several]
-        return _linux(board, sizes, "its tables; the rest is read")
+        return _linux(board, application, sizes, "its tables; the rest is read")
     if board.os == "linux":
         if pages == "4k":
             sizes = [image.total_bytes for image in several]
-            return _linux(board, sizes, "mapped file, weights used in place")
+            return _linux(board, application, sizes, "mapped file, weights used in place")
         sizes = [
             sum(-(-file.bytes // HUGE_PAGE) * HUGE_PAGE for file in image.files)
             for image in several
         ]
-        return _linux(board, sizes, "the file's copy in huge pages, held while it is open")
+        return _linux(
+            board, application, sizes, "the file's copy in huge pages, held while it is open"
+        )
     if pages == "huge":
         raise PlanError(
             f"board {board.id} has no system that hands out pages",
             field="pages",
             hint='only boards with os = "linux" have huge pages; firmware maps RAM in blocks',
         )
-    return _bare_metal(board, several, weights)
+    return _bare_metal(board, several, limits, weights)
 
 
 def refuse_companions(image: Image, why: str) -> None:
@@ -140,9 +171,12 @@ def _reserved(board: Board) -> Iterator[Row]:
             yield Row(region.name, "reserved", part.offset, part.size, part.reason)
 
 
-def _bare_metal(board: Board, images: Sequence[Image], weights: Weights) -> BoardMemory:
+def _bare_metal(
+    board: Board, images: Sequence[Image], limits: Limits, weights: Weights
+) -> BoardMemory:
     """Images lie one behind the other, each at the next multiple of `IMAGE_ALIGNMENT`."""
     # Imported late: the emulator is built on this package.
+    from colibri_emulator.code_size import code_reserve
     from colibri_emulator.layout import IMAGE, board_layout
 
     if weights == "mapped":
@@ -152,16 +186,23 @@ def _bare_metal(board: Board, images: Sequence[Image], weights: Weights) -> Boar
     for image in images:
         starts.append(-(-(starts[-1] + image.bytes) // IMAGE_ALIGNMENT) * IMAGE_ALIGNMENT)
     total = starts[-2] + images[-1].bytes
+    application = checked_application(board, limits.application)
+    code = code_reserve(board, images, streaming=weights != "mapped", asked=limits.code)
     reserved = tuple(_reserved(board))
     tables = images[0].meta_bytes if weights == "streamed" else 0  # one image streams
     try:
-        layout = board_layout(board, total, max(i.vocabulary for i in images), tables)
+        layout = board_layout(
+            board, total, max(i.vocabulary for i in images), tables,
+            code_bytes=code.bytes, application=application,
+        )  # fmt: skip
+        rooms = tuple(_application_rows(board, application))
     except DoesNotFitError as error:
         lack = error.lack
         assert lack is not None
         name = "image" if lack.part == IMAGE else lack.part
         row = Row(lack.region, name, 0, lack.need, "has no place")
-        return BoardMemory((), (*reserved, row), str(error), replace(lack, part=name))
+        lack = replace(lack, part=name)
+        return BoardMemory((), (*reserved, row), str(error), lack, application, code)
     cores = board.firmware_cores
     stacks = "stack" if cores == 1 else f"stacks of {cores} cores"
     spans = [
@@ -176,7 +217,13 @@ def _bare_metal(board: Board, images: Sequence[Image], weights: Weights) -> Boar
         spans[:2] = [("firmware", start, end, f"code, constants, static data and {stacks}")]
     rows = [_row_at(board, *span) for span in spans]
     free = tuple(FreeRegion(r.name, r.base, r.size, r.rank) for r in layout.regions)
-    return BoardMemory(free, (*reserved, *rows))
+    taken = (*reserved, *rooms, *rows)
+    return BoardMemory(free, taken, application=application, code=code)
+
+
+def _application_rows(board: Board, application: dict[str, int] | None) -> Iterator[Row]:
+    for room in application_rooms(board, application):
+        yield Row(room.region, ROW, room.offset, room.bytes, WHY)
 
 
 def _image_spans(
@@ -197,12 +244,29 @@ def _row_at(board: Board, name: str, start: int, end: int, why: str) -> Row:
     return Row(region.name, name, start - region.base, end - start, why)
 
 
-def _linux(board: Board, image_bytes: Sequence[int], image_why: str) -> BoardMemory:
+def _linux(
+    board: Board,
+    application: dict[str, int] | None,
+    image_bytes: Sequence[int],
+    image_why: str,
+) -> BoardMemory:
     firmware = board.firmware
     rows = list(_reserved(board))
     memory = [region for region in board.regions if region.kind == "dram"]
-    free = {region.name: _largest_gap(region) for region in memory}
-    problem, lack = "", None
+    free = {region.name: region.longest_piece for region in memory}
+    try:
+        rooms = list(_application_rows(board, application))
+    except DoesNotFitError as error:
+        lack = error.lack
+        assert lack is not None
+        rows.append(Row(lack.region, ROW, 0, lack.need, "has no place"))
+        return BoardMemory((), tuple(rows), str(error), lack, application)
+    for room in rooms:
+        if room.region in free:
+            free[room.region] = (free[room.region][0], room.offset)
+    rows += rooms
+    problem: str = ""
+    lack = None
     for name, size, why in (
         ("os", firmware.os_reserve_bytes, firmware.os_reserve_reason),
         *(("image", size, image_why) for size in image_bytes),
@@ -213,9 +277,10 @@ def _linux(board: Board, image_bytes: Sequence[int], image_why: str) -> BoardMem
         behind = -(-(start + size) // PAGE) * PAGE
         if behind > end:
             lack = Lack(name, place, end - behind + size, size)
+            beside = " beside the application" if application else ""
             problem = (
                 f"{place} has {format_bytes(max(lack.have, 0))} for the {name}, "
-                f"which takes {format_bytes(size)}"
+                f"which takes {format_bytes(size)}{beside}"
             )
             break
         free[place] = (behind, end)
@@ -226,12 +291,4 @@ def _linux(board: Board, image_bytes: Sequence[int], image_why: str) -> BoardMem
         if end > start
     ]
     kept = () if problem else tuple(regions[:MAX_REGIONS])
-    return BoardMemory(kept, tuple(rows), problem, lack)
-
-
-def _largest_gap(region: Region) -> tuple[int, int]:
-    """Offsets of the longest part without reserved bytes."""
-    edges = sorted((part.offset, part.offset + part.size) for part in region.reserved)
-    starts = [0, *(end for _, end in edges)]
-    ends = [*(start for start, _ in edges), region.size]
-    return max(zip(starts, ends, strict=True), key=lambda gap: gap[1] - gap[0])
+    return BoardMemory(kept, tuple(rows), problem, lack, application)

@@ -12,18 +12,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from colibri import _core
 from colibri.arena import MemoryRegion
-from colibri.board_memory import BoardMemory, board_memory
+from colibri.board_memory import BoardMemory, Weights, board_memory
 from colibri.boards import Board, load_board
-from colibri.engine import check_pages, make_limits
+from colibri.engine import check_pages
 from colibri.errors import DoesNotFitError, PlanError
 from colibri.experts.pins import pins_of_image
 from colibri.image import Image
+from colibri.limits import LimitOptions, Limits
 from colibri.planner import (
     Buffer,
     at_most,
@@ -101,6 +102,7 @@ class JointPlan:
     total_bytes: int
     saved_bytes: int
     regions: tuple[JointRegion, ...]
+    memory: BoardMemory = field(repr=False)
     advice: tuple[str, ...] = ()
     routing: dict[str, Any] | None = None
 
@@ -124,6 +126,8 @@ class JointPlan:
                 for region in self.regions
             ],
             "routing": self.routing,
+            "application": self.memory.application,
+            "code": self.memory.code_json(),
             "advice": list(self.advice),
         }
 
@@ -132,18 +136,7 @@ def plan_together(
     images: Sequence[Image | str | Path],
     board: Board | str | Path,
     context: int | None = None,
-    batch: int | None = None,
-    workers: int | None = None,
-    kv: str = "f32",
-    pages: str = "4k",
-    *,
-    streamed: bool = False,
-    memory: int | None = None,
-    expert_slots: int | None = None,
-    policy: str = "auto",
-    prefetch: bool | None = None,
-    balance: int | None = None,
-    prefer_cached: float | None = None,
+    **limits: Unpack[LimitOptions],
 ) -> JointPlan:
     """Plans images that stay in a board's memory together, so that switching costs nothing.
 
@@ -151,42 +144,41 @@ def plan_together(
     ----------
     images : sequence of Image or path
         The models, at least one; the same one twice is two engines.
-    board, context, batch, workers, kv, pages, streamed, memory, expert_slots, policy, prefetch,
-    balance, prefer_cached
-        As `colibri.plan` takes them, for each image.  Streamed images need `expert_slots`: the
-        first would take all there is.
+    board, context, **limits
+        As `colibri.plan` takes them, for each image, but no pins: each has those that its image
+        names.  Streamed images need `expert_slots`: the first would take all there is.
 
     Raises
     ------
     ImageError, BoardError, PlanError
         When there is nothing to plan. Models that do not fit are a plan that says so.
     """
+    asked = Limits(context, **limits)
     opened = [image if isinstance(image, Image) else Image(image) for image in images]
     target = board if isinstance(board, Board) else load_board(board)
     if not opened:
         raise PlanError("there are no images to plan", hint="give at least one")
-    check_pages(pages, streamed)
-    if streamed and target.os != "linux":
+    if asked.pins:
+        raise PlanError("pins are for one image", hint="pack each with --pin TRACE instead")
+    check_pages(asked.pages, asked.streamed)
+    if asked.streamed and target.os != "linux":
         raise PlanError(
             f"board {target.id} has no system whose files experts of several images could be read "
             "from",
             hint='take a board with os = "linux", or plan each image by itself',
         )
-    if streamed and expert_slots is None and len(opened) > 1:
+    if asked.streamed and asked.expert_slots is None and len(opened) > 1:
         raise PlanError(
             "experts of several images would take all memory there is for the first",
             hint="say how many of each are in memory: --expert-slots",
         )
-    limits = make_limits(
-        context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
-        weights="streamed" if streamed else "mapped", expert_slots=expert_slots, policy=policy,
-        prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
-    )  # fmt: skip
-    there = board_memory(target, opened, pages, weights="streamed" if streamed else "mapped")
-    if memory is not None:
-        tables = sum(image.meta_bytes for image in opened) if streamed else 0
-        there = replace(there, regions=tuple(at_most(max(memory - tables, 0), there.regions)))
-    return _JointPlanner(target, there, limits).plan(opened)
+    weights: Weights = "streamed" if asked.streamed else "mapped"
+    core = asked.core(target.firmware.profile, weights)
+    there = board_memory(target, opened, asked, weights=weights)
+    if asked.memory is not None:
+        tables = sum(image.meta_bytes for image in opened) if asked.streamed else 0
+        there = at_most(max(asked.memory - tables, 0), there)
+    return _JointPlanner(target, there, core).plan(opened)
 
 
 def _work_bytes(image: Image, limits: _core.Limits) -> int:
@@ -243,6 +235,7 @@ class _JointPlanner:
             total_bytes=total if not advice else 0,
             saved_bytes=sum(part.bytes for part in parts) - total if not advice else 0,
             regions=tuple(self._map()),
+            memory=self.memory,
             advice=advice,
             routing=routing_options(self.limits),
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from colibri.application import ROW
 from colibri.boards import Board, load_board
 from colibri.fit.findings import Finding
 from colibri.fit.regions import Extent
@@ -20,7 +21,7 @@ from colibri.report.palette import RoleName
 
 #: Rows that are not work space of the engine, by the names that the planners give them.
 _ROLES: dict[str, RoleName] = {
-    "application": "application",
+    ROW: "application",
     "expert_cache": "slots",
     "expert_slots": "slots",
     "image": "weights",
@@ -126,6 +127,8 @@ def plan_section(made: Plan | JointPlan, board: Board | str, images: Sequence[st
 def _findings(made: Plan | JointPlan) -> Iterator[Finding]:
     for index, text in enumerate(made.advice):
         yield Finding("note" if index else "error", "plan", text)
+    for text in made.memory.notes():
+        yield Finding("note", "reserve", text)
     if made.routing:
         yield Finding("note", "routing", made.routing["note"])
     if isinstance(made, Plan) and made.experts:

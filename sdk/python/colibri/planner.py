@@ -13,15 +13,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from colibri import _core
+from colibri.application import ROW
 from colibri.board_memory import BoardMemory, FreeRegion, Weights, board_memory, streamed_weights
 from colibri.boards import Board, load_board
-from colibri.engine import KV_TYPES, PREFETCH, check_pages, make_limits, policy_name
+from colibri.engine import KV_TYPES, PREFETCH, check_pages, policy_name
 from colibri.errors import DoesNotFitError, ImageError, Lack, PlanError
 from colibri.experts.pins import Pin, pinned
 from colibri.image import Image
+from colibri.limits import LimitOptions, Limits
 from colibri.routing import routing_options
 from colibri.status import LIMITS
 
@@ -124,6 +126,8 @@ class Plan:
             "experts": self.experts,
             "table_bytes": self.table_bytes,
             "routing": self.routing,
+            "application": self.memory.application,
+            "code": self.memory.code_json(),
             "alignment": self.alignment,
             "advice": list(self.advice),
             "unplaced": [vars(buffer) for buffer in self.unplaced],
@@ -138,19 +142,7 @@ def plan(
     image: Image | str | Path,
     board: Board | str | Path,
     context: int | None = None,
-    batch: int | None = None,
-    workers: int | None = None,
-    kv: str = "f32",
-    pages: str = "4k",
-    *,
-    streamed: bool = False,
-    memory: int | None = None,
-    expert_slots: int | None = None,
-    policy: str = "auto",
-    pins: Sequence[Pin] = (),
-    prefetch: bool | None = None,
-    balance: int | None = None,
-    prefer_cached: float | None = None,
+    **limits: Unpack[LimitOptions],
 ) -> Plan:
     """Plans an image on a board.
 
@@ -160,60 +152,46 @@ def plan(
         The model.
     board : Board, str or Path
         A board, its id, or a board file.
-    context, batch, workers : int, optional
-        Default: the model's own context, 16 and 1.
-    kv : {"f32", "f16", "q8"}
-        How the KV cache stores its numbers.
-    pages : {"4k", "huge"}
-        How a Linux board holds the weights: a mapped file, whose pages the system may drop, or a
-        copy in huge pages, which is RAM that is taken.
-    streamed : bool
-        Experts are read into slots when a token needs them. From a file, or from a storage that is
-        not mapped: then tables and the rest of the weights are in RAM. From mapped flash: then the
-        rest is used in place.
-    memory : int, optional
-        Bytes that the engine may take in all, streamed: with the image's tables. Default: what
-        the board has.
-    expert_slots, policy, pins, prefetch, balance, prefer_cached : optional
-        As `Engine` takes them. Default: as many slots as fit.
+    context, **limits
+        The fields of `colibri.limits.Limits`: batch, workers, kv, pages, streamed, memory,
+        expert_slots, policy, pins, prefetch, balance, prefer_cached, application, code.
 
     Raises
     ------
     ImageError, BoardError, PlanError
         When there is nothing to plan. A model that does not fit is a plan that says so.
     """
+    asked = Limits(context, **limits)
     opened = image if isinstance(image, Image) else Image(image)
     target = board if isinstance(board, Board) else load_board(board)
-    check_pages(pages, streamed)
-    weights = streamed_weights(target, opened) if streamed else "mapped"
-    limits = make_limits(
-        context=context, batch=batch, workers=workers, kv=kv, profile=target.firmware.profile,
-        weights=weights, expert_slots=expert_slots, policy=policy,
-        prefetch=prefetch, balance=balance, prefer_cached=prefer_cached,
-    )  # fmt: skip
-    there = board_memory(target, opened, pages, weights=weights)
+    check_pages(asked.pages, asked.streamed)
+    weights = streamed_weights(target, opened, asked) if asked.streamed else "mapped"
+    core = asked.core(target.firmware.profile, weights)
+    there = board_memory(target, opened, asked, weights=weights)
     tables = opened.meta_bytes if weights == "streamed" else 0
-    if memory is not None:
-        room = max(memory - tables, 0)
-        there = replace(there, regions=tuple(at_most(room, there.regions)))
-    planner = _Planner(opened, target, there, limits, pins)
-    return replace(planner.plan(memory), weights=weights, table_bytes=tables)
+    if asked.memory is not None:
+        there = at_most(max(asked.memory - tables, 0), there)
+    planner = _Planner(opened, target, there, core, asked.pins)
+    return replace(planner.plan(asked.memory), weights=weights, table_bytes=tables)
 
 
-def plan_or_stream(image: Image, board: Board, **options: Any) -> Plan:
+def plan_or_stream(
+    image: Image, board: Board, context: int | None = None, **limits: Unpack[LimitOptions]
+) -> Plan:
     """A plan with all weights in memory; with streamed experts where only that fits.
 
-    `options` are those of `plan`. The reason is the last part of ``experts["why"]``.
+    `context` and `limits` are those of `plan`. The reason is the last part of ``experts["why"]``.
     """
+    streaming: LimitOptions = {**limits, "streamed": True}
     try:
-        resident = plan(image, board, **options)
+        resident = plan(image, board, context, **limits)
     except ImageError as refused:  # an image in several files, where only a storage has files
-        streamed = plan(image, board, **options, streamed=True)
+        streamed = plan(image, board, context, **streaming)
         return _because(streamed, str(refused.what))
     if resident.fits:
         return resident
     try:
-        streamed = plan(image, board, **options, streamed=True)
+        streamed = plan(image, board, context, **streaming)
     except PlanError:  # the board has no storage
         return resident
     if not streamed.fits or streamed.experts is None:
@@ -227,15 +205,15 @@ def _because(streamed: Plan, reason: str) -> Plan:
     return replace(streamed, experts=experts | {"why": why} if experts else None)
 
 
-def at_most(size: int, regions: tuple[FreeRegion, ...]) -> Iterator[FreeRegion]:
-    """The regions cut to `size` bytes in all, fast ones first."""
+def at_most(size: int, memory: BoardMemory) -> BoardMemory:
+    """The free regions cut to `size` bytes in all, fast ones first."""
     left = size
     given = {}
-    for region in sorted(regions, key=lambda region: region.rank):
+    for region in sorted(memory.regions, key=lambda region: region.rank):
         given[region.name] = min(left, region.size)
         left -= given[region.name]
-    for region in regions:
-        yield region._replace(size=given[region.name])
+    cut = tuple(region._replace(size=given[region.name]) for region in memory.regions)
+    return replace(memory, regions=cut)
 
 
 class _Planner:
@@ -311,14 +289,20 @@ class _Planner:
 
     def _advice(self, lack: Lack, longest: int, size: int | None) -> Iterator[str]:
         """What is missing, then each single change that would do."""
+        missing = lack.need - lack.have
+        declared = (self.memory.application or {}).get(lack.region, 0)
         if self.memory.problem:
-            smaller = "pack the model smaller (--quant q4), or " if lack.part == "image" else ""
             yield self.memory.problem
-            yield f"{smaller}take a board with {lack.need - lack.have:,} more bytes there"
+            smaller = "pack the model smaller (--quant q4), or " if lack.part == "image" else ""
+            if declared >= missing and lack.part != ROW:
+                most = (declared - missing) // ALIGNMENT * ALIGNMENT
+                smaller += f"leave the application {most:,} bytes of {lack.region} at most, or "
+            yield f"{smaller}take a board with {missing:,} more bytes there"
             return
+        beside = f" beside the application's {declared:,}" if declared else ""
         yield (
-            f"{lack.region} has {lack.have:,} bytes for the engine, {lack.need:,} would do "
-            f"({lack.need - lack.have:,} more)"
+            f"{lack.region} has {lack.have:,} bytes for the engine{beside}, {lack.need:,} would do "
+            f"({missing:,} more)"
         )
         if size is not None:
             tables = f", {self.image.meta_bytes:,} of them for the image's tables"

@@ -127,6 +127,14 @@ class Region(_Table):
         return self.base + self.size
 
     @property
+    def longest_piece(self) -> tuple[int, int]:
+        """Offsets of the longest part without reserved bytes."""
+        parts = sorted((part.offset, part.offset + part.size) for part in self.reserved)
+        starts = [0, *(end for _, end in parts)]
+        ends = [*(start for start, _ in parts), self.size]
+        return max(zip(starts, ends, strict=True), key=lambda piece: piece[1] - piece[0])
+
+    @property
     def writable(self) -> bool:
         """Whether buffers can live here."""
         return "w" in self.access and self.kind not in ("nor", "rom", "mram")

@@ -12,7 +12,7 @@ from typing import Any
 
 from colibri.boards.model import Board
 
-_DIALECT = "https://json-schema.org/draft/2020-12/schema"
+DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _ABOUT = (
     "A board file of Colibri SDK (TOML). With 'soc', cores and regions of that SoC are taken "
     "over; an entry with the same id or name overrides single keys. Without it, every core and "
@@ -31,7 +31,7 @@ def board_schema() -> dict[str, Any]:
     schema["anyOf"] = [{"required": ["soc"]}, {"required": ["cores", "regions"]}]
     for table in ("cores", "regions"):
         schema["properties"][table].pop("minItems", None)
-    return {"$schema": _DIALECT, **schema, "description": _ABOUT}
+    return {"$schema": DIALECT, **schema, "description": _ABOUT}
 
 
 def schema_text() -> str:

@@ -77,7 +77,8 @@ def _firmware(
 
 
 def _speeds(sheet: Sheet, report: EmulationReport) -> None:
-    assert report.predicted is not None
+    if report.predicted is None:  # nothing was generated
+        return
     rate, first = report.predicted.decode_tok_s, report.predicted.first_token_s
     _predicted(sheet, "tok_s", "tokens generated a second", "tok/s", rate, at_least=True)
     _predicted(sheet, "first_token_s", "first token after", "s", first)

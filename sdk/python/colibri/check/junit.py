@@ -18,7 +18,7 @@ _KINDS = {"over": "failure", "unknown": "error", "skipped": "skipped"}
 
 def junit(result: CheckResult) -> str:
     """The document as text."""
-    root = ElementTree.Element("testsuites", name=f"colibri check {result.project}")
+    root = ElementTree.Element("testsuites", name=_text(f"colibri check {result.project}"))
     for name in dict.fromkeys(row.board for row in result.rows):
         _suite(root, name or result.project, result.of_board(name))
     _count(root, result.rows)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from colibri.boards import Budgets
@@ -16,6 +16,14 @@ FIGURES = (
     "image", "arena", "code", "stack", "stack_depth", "tok_s", "first_token_s", "deadline_s"
 )  # fmt: skip
 BUDGETS = {name: f"{name}_bytes" for name in ("image", "arena", "code", "stack")}
+_FIRMWARE = ("region", "span", "group", "code", "stack", "stack_depth")
+_SPEED = ("emulate", "emulate = ['native'] with max_new_tokens above 1")
+#: The step that gives a figure, and what makes it run.
+_GIVEN_BY = {
+    "image": ("pack", "a [model]"), "arena": ("plan", "a [model]"),
+    **dict.fromkeys(_FIRMWARE, ("size", "build or elf")),
+    **dict.fromkeys(("tok_s", "first_token_s", "deadline_s"), _SPEED),
+}  # fmt: skip
 
 
 @dataclass
@@ -65,10 +73,19 @@ class Sheet:
                         at_least=at_least, interval=interval)  # fmt: skip
         self.figure(step, figure, detail)
 
-    def missing(self, asked: Collection[str]) -> None:
-        """Budgets of the project file whose figure no step gave: unknown, not silently fine."""
+    def missing(self, asked: Iterable[str]) -> None:
+        """Figures that the project file holds and no step gave: unknown, not silently fine."""
         given = {row.name for row in self.rows if row.status != "skipped"}
-        for name in FIGURES:
-            budget = BUDGETS.get(name, name)
-            if budget in asked and name not in given:
-                self.say("budget", name, f"budgets.{budget}", "unknown", "no step gave its figure")
+        given |= {name.replace("planned.", "region.", 1) for name in given}  # of the same budget
+        failed = {row.step for row in self.rows if row.status in ("skipped", "unknown", "over")}
+        for name in asked:
+            if name in given:
+                continue
+            kind, _, key = name.partition(".")
+            budget = f"budgets.{kind}s.{key}" if key else f"budgets.{BUDGETS.get(name, name)}"
+            step, way = _GIVEN_BY[kind]
+            if step in failed:
+                self.say("budget", name, budget, "skipped", f"a step before it failed: {step}")
+            else:
+                detail = f"{budget}: no step gave this figure; {way} would"
+                self.say("budget", name, budget, "unknown", detail)

@@ -9,6 +9,7 @@ from typing import Any
 
 from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
+from colibri.errors import SizeError
 from colibri.fit.findings import UNTOLD
 from colibri.fit.stack import StackOptions
 from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
@@ -24,11 +25,18 @@ _TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
 
 def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResult) -> Verdict:
     """Rows of every figure of the firmware, and of whatever else is wrong with it."""
-    verdict = _judged(loaded, target, result)
+    stack = _stack_options(loaded, target)
+    try:
+        verdict = _judged(loaded, target, result, stack)
+    except SizeError as error:
+        if stack is None or _stack_asked(loaded, target):
+            raise
+        verdict = _judged(loaded, target, result, None)
+        sheet.say("size", "stack_depth", "worst-case stack: not told", "info", str(error))
     for figure in verdict.figures:
         if figure.name == "stack_depth":
             sheet.figure("size", figure, _deepest(verdict))
-        elif figure.name != "image" or result.image is None:  # else a row of "pack"
+        elif figure.name != "image" or (figure.value and result.image is None):  # else of "pack"
             sheet.figure("size", figure)
     for finding in verdict.findings:
         told = finding.code in _TOLD or (
@@ -45,7 +53,9 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
     return verdict
 
 
-def _judged(loaded: LoadedProject, target: Target, result: BoardResult) -> Verdict:
+def _judged(
+    loaded: LoadedProject, target: Target, result: BoardResult, stack: StackOptions | None
+) -> Verdict:
     options, made = target.options, result.firmware
     more: dict[str, Any] = {}
     link_map: Path | None
@@ -57,7 +67,6 @@ def _judged(loaded: LoadedProject, target: Target, result: BoardResult) -> Verdi
         if target.application:
             more["application"] = target.application
     image = result.image if _flashed(target, result) else None
-    stack = _stack_options(loaded, target)
     return judge(
         elf, target.board, image, stack, link_map=link_map, groups=loaded.project.groups,
         rules=_rules(target.symbols), **more,
@@ -88,14 +97,17 @@ def _flashed(target: Target, result: BoardResult) -> bool:
     return made is None or made.layout is None or not made.layout.tables_bytes
 
 
+def _stack_asked(loaded: LoadedProject, target: Target) -> bool:
+    return target.board.budgets.stack_depth is not None or loaded.project.stack is not None
+
+
 def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None:
     """The stack is bounded where firmware has one of its own, or where a mark asks for it."""
-    declared = loaded.project.stack is not None
-    asked = target.board.budgets.stack_depth is not None or declared
+    asked = _stack_asked(loaded, target)
     if not asked and (target.board.os != "none" or find_spec("capstone") is None):
         return None
     su = tuple(loaded.path(path) for path in target.options.su)
-    return StackOptions((), su, (loaded.file,) if declared else ())
+    return StackOptions((), su, (loaded.file,) if loaded.project.stack is not None else ())
 
 
 def _deepest(verdict: Verdict) -> str:

@@ -8,14 +8,15 @@ that one run shows everything there is to mend.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from colibri.check.emulation import emulate, same_tokens
 from colibri.check.rows import BoardResult
-from colibri.check.sheet import Sheet
+from colibri.check.sheet import BUDGETS, FIGURES, Sheet
 from colibri.check.sizes import library, size
+from colibri.fit.budgets import Figure
 from colibri.project.loader import LoadedProject, Target
 from colibri.project.model import Engine
 from colibri.weight_order import order_of_core
@@ -23,7 +24,7 @@ from colibri.weight_order import order_of_core
 if TYPE_CHECKING:
     from colibri.image import Image
     from colibri.image_format import Order
-    from colibri.planner import Plan
+    from colibri.planner import Plan, PlanRegion
 
 Say = Callable[[str, str], None]
 
@@ -69,16 +70,18 @@ class BoardCheck:
             self._step("emulate", lambda engine=engine: self._emulate(engine),  # type: ignore[misc]
                        needs=ready, name=f"emulate.{engine}")  # fmt: skip
         same_tokens(self.sheet, result)
-        self.sheet.missing(self._asked())
+        self.sheet.missing(dict.fromkeys(self._asked()))
         return result
 
-    def _asked(self) -> set[str]:
-        """Keys of budgets in the project file; those of a board file hold where they apply."""
-        return {
-            key
-            for budgets in (self.loaded.project.budgets, self.target.options.budgets)
-            for key in budgets.model_fields_set
-        }
+    def _asked(self) -> Iterator[str]:
+        """Figures that the project file holds; those of a board file hold where they apply."""
+        regions = {region.name for region in self.board.regions}
+        for budgets in (self.loaded.project.budgets, self.target.options.budgets):
+            yield from (name for name in FIGURES
+                        if getattr(budgets, BUDGETS.get(name, name)) is not None)  # fmt: skip
+            yield from (f"region.{name}" for name in budgets.regions if name in regions)
+            yield from (f"span.{name}" for name in budgets.spans if name in regions)
+            yield from (f"group.{name}" for name in budgets.groups)
 
     def _step(
         self, step: str, action: Callable[[], None], needs: object = True, name: str = ""
@@ -100,8 +103,8 @@ class BoardCheck:
                 self.images[order] = self._packed(order)
             ready = self.images[order]
         self.result.image = ready
-        self.sheet.held("pack", "image", "the image, all its files", Image(ready, map=False).bytes,
-                        "image_bytes")  # fmt: skip
+        size = sum(file.bytes for file in Image(ready, map=False).files)
+        self.sheet.held("pack", "image", "the image, all its files", size, "image_bytes")
 
     def _packed(self, order: Order) -> Path:
         from colibri.pack import pack
@@ -134,6 +137,23 @@ class BoardCheck:
         self.sheet.say("plan", "fits", what, "ok", why)
         self.sheet.held("plan", "arena", "memory of the engine", made.total_bytes, "arena_bytes",
                         kind="planned")  # fmt: skip
+        for region in made.regions:
+            self._planned_region(region)
+        if self.board.os == "none":
+            declared = [f"{name} {size:,} B" for name, size in self.target.application.items()]
+            what = f"application beside the engine: {', '.join(declared) or 'not given'}"
+            self.sheet.say("plan", "application", what, "info")
+
+    def _planned_region(self, region: PlanRegion) -> None:
+        """All that will lie in a region, the engine included, against the region's budget."""
+        budget = self.board.budgets.regions.get(region.name)
+        warn, limit = budget.marks(region.size) if budget is not None else (None, None)
+        figure = Figure(
+            f"planned.{region.name}", f"{region.name} with engine", region.used,
+            f"budgets.regions.{region.name}", kind="planned", warn=warn, limit=limit,
+            capacity=region.size,
+        )  # fmt: skip
+        self.sheet.figure("plan", figure)
 
     def _planned(self, image: Image) -> Plan:
         from colibri.planner import plan, plan_or_stream

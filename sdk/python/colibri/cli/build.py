@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from colibri.application import application_note
 from colibri.cli.common import (
+    VERBATIM,
     BoardOption,
     JsonOption,
     command,
@@ -16,6 +18,12 @@ from colibri.cli.common import (
     emit_json,
     progress,
     table,
+)
+from colibri.cli.reserves import (
+    ApplicationOption,
+    CodeOption,
+    parse_application,
+    parse_code,
 )
 from colibri.units import format_bytes
 
@@ -51,6 +59,8 @@ def build(
             "auto: streamed where the image does not fit.",
         ),
     ] = "auto",
+    application: ApplicationOption = None,
+    code: CodeOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Cross-compile the runtime and a runner for a board.
@@ -66,6 +76,7 @@ def build(
         made = build_firmware(
             target, image, output, toolchain=toolchain, kernels=kernels,
             kv=tuple(kv) if kv else ALL_KV, weights=weights,
+            application=parse_application(application), code=parse_code(code),
         )  # fmt: skip
     if as_json:
         emit_json(made.to_json())
@@ -92,3 +103,4 @@ def _show(made: Firmware) -> None:
     if made.layout is not None:
         free = ", ".join(f"{r.name} {format_bytes(r.size)}" for r in made.layout.regions)
         out.print(f"memory for the engine: {free}")
+        out.print(application_note(made.application), markup=VERBATIM)

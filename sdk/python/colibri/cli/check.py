@@ -42,6 +42,9 @@ def check(
     init: Annotated[
         bool, typer.Option("--init", help="Write a project file to start from, and stop.")
     ] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON Schema of project files, and stop.")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Pack, plan, build, size and emulate a project; one verdict over its boards.
@@ -51,11 +54,14 @@ def check(
     """
     from colibri.check import check as run_check
     from colibri.check.on_record import hold
-    from colibri.check.reports import fields, write_reports
+    from colibri.check.reports import fields, remove_reports, write_reports
     from colibri.check.table import tables
     from colibri.project import load_project
     from colibri.project.start import write_start
 
+    if schema:
+        _print_schema(as_json)
+        return
     if init:
         write_start(project)
         note(f"wrote {project}", markup=VERBATIM)
@@ -66,6 +72,7 @@ def check(
     if record and loaded.project.ratchet is None:
         raise ProjectError("is for projects with a table [ratchet]", field="--record")
     folder = output or loaded.file.parent / "colibri-check"
+    remove_reports(folder)
     with progress("checking") as begin:
         done = begin(0)
 
@@ -83,3 +90,12 @@ def check(
         for part in tables(result):
             console().print(part, "", soft_wrap=not hasattr(part, "columns"))
     raise typer.Exit(result.exit_code)
+
+
+def _print_schema(as_json: bool) -> None:
+    from colibri.project.schema import project_schema, schema_text
+
+    if as_json:
+        emit_json({"json_schema": project_schema()})
+    else:
+        typer.echo(schema_text(), nl=False)

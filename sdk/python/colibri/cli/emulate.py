@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -35,6 +35,12 @@ from colibri.cli.requests import (
     TopPOption,
     build_request,
 )
+from colibri.cli.reserves import (
+    ApplicationOption,
+    CodeOption,
+    parse_application,
+    parse_code,
+)
 from colibri.cli.streaming import (
     BalanceOption,
     MemoryOption,
@@ -54,6 +60,7 @@ from colibri.generate import DEFAULT_NEW_TOKENS
 if TYPE_CHECKING:
     from colibri.boards import Board
     from colibri.image import Image
+    from colibri.limits import LimitOptions
     from colibri.planner import Plan
 
 app = command("Run an image inside a board's memory, storage and time.")
@@ -118,6 +125,8 @@ def emulate(
     balance_router: BalanceOption = None,
     prefer_cached: PreferOption = None,
     faults: FaultsOption = None,
+    application: ApplicationOption = None,
+    code: CodeOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -159,8 +168,7 @@ def emulate(
         seed=seed,
     )
     pins = pins_for(opened, pin) if machine == "native" else []
-    limits: dict[str, Any] = {
-        "context": context,
+    limits: LimitOptions = {
         "batch": batch,
         "workers": workers,
         "kv": kv,
@@ -168,10 +176,13 @@ def emulate(
         "prefetch": wants_prefetch(prefetch),
         "balance": balance_router,
         "prefer_cached": prefer_cached,
+        "application": parse_application(application),
+        "code": parse_code(code),
     }
     if wants_streaming(memory, expert_slots, policy, prefetch, pin=pin):
         limits |= {"streamed": True, "expert_slots": expert_slots, "policy": policy}
-    planned = _plan(opened, loaded, limits, machine, memory)
+        limits["memory"] = memory_bytes(memory)
+    planned = _plan(opened, loaded, context, limits, machine)
     opened.verify()
     if planned.weights != "streamed":  # they are used where the file is mapped
         opened = Image(image)
@@ -209,18 +220,19 @@ def emulate(
 
 
 def _plan(
-    image: Image, board: Board, limits: dict[str, Any], machine: str, memory: str | None
+    image: Image, board: Board, context: int | None, limits: LimitOptions, machine: str
 ) -> Plan:
     """Experts are streamed where that is asked for, or where nothing else fits."""
     from colibri.planner import plan, plan_or_stream
     from colibri_emulator.twin import slots_of
 
     if not limits.get("streamed"):
-        return plan_or_stream(image, board, **limits)
-    made = plan(image, board, memory=memory_bytes(memory), **limits)
-    if machine == "cpu" and made.fits and memory is not None:
+        return plan_or_stream(image, board, context, **limits)
+    made = plan(image, board, context, **limits)
+    if machine == "cpu" and made.fits and limits.get("memory") is not None:
         # Firmware knows its regions, not how much of them it may take: it is told the slots.
-        return plan(image, board, **limits | slots_of(made))
+        told: LimitOptions = {**limits, "memory": None, **slots_of(made)}
+        return plan(image, board, context, **told)
     return made
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -31,6 +31,12 @@ from colibri.cli.common import (
     table,
     write_html,
 )
+from colibri.cli.reserves import (
+    ApplicationOption,
+    CodeOption,
+    parse_application,
+    parse_code,
+)
 from colibri.cli.streaming import (
     BalanceOption,
     MemoryOption,
@@ -49,6 +55,7 @@ from colibri.units import format_bytes
 
 if TYPE_CHECKING:
     from colibri.joint_plan import ImageBuffer, JointPlan, JointRegion
+    from colibri.limits import LimitOptions
     from colibri.planner import Plan, PlanRegion
 
 app = command("Show where every buffer lies in a board's memory, and what fits.")
@@ -73,6 +80,8 @@ def plan(
     prefetch: PrefetchOption = "auto",
     balance_router: BalanceOption = None,
     prefer_cached: PreferOption = None,
+    application: ApplicationOption = None,
+    code: CodeOption = None,
     html: HtmlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -90,9 +99,7 @@ def plan(
     check_html(html)
     made: Plan | JointPlan
     streamed = wants_streaming(memory, expert_slots, policy, prefetch, pin=pin)
-    limits: dict[str, Any] = {
-        "board": board,
-        "context": context,
+    limits: LimitOptions = {
         "batch": batch,
         "workers": workers,
         "kv": kv,
@@ -104,14 +111,17 @@ def plan(
         "prefetch": wants_prefetch(prefetch),
         "balance": balance_router,
         "prefer_cached": prefer_cached,
+        "application": parse_application(application),
+        "code": parse_code(code),
     }
     if len(images) == 1:
         opened = Image(images[0])
-        made = plan_one(opened, **limits, pins=pins_for(opened, pin) if streamed else ())
+        limits["pins"] = pins_for(opened, pin) if streamed else ()
+        made = plan_one(opened, board, context, **limits)
     elif pin is not None:
         raise PlanError("--pin is for one image", hint="pack each with --pin TRACE instead")
     else:
-        made = plan_together(images, **limits)
+        made = plan_together(images, board, context, **limits)
     if html is not None:
         from colibri.plan_pictures import plan_section
         from colibri.report.page import Page
@@ -137,6 +147,7 @@ def _show(made: Plan) -> None:
     _show_regions(out, made)
     limits = ", ".join(f"{name} {value}" for name, value in made.limits.items())
     out.print(Text(f"limits: {limits}", style="dim"))
+    _show_reserves(made)
     if made.experts:
         out.print(Text(f"experts: {made.experts['why']}", style="dim"))
     if made.routing:
@@ -152,12 +163,19 @@ def _show(made: Plan) -> None:
         out.print(Text(f"  {line}"))
 
 
+def _show_reserves(made: Plan | JointPlan) -> None:
+    """What is kept for the rest of the program, and for code."""
+    for line in made.memory.notes():
+        console().print(Text(line, style="dim"))
+
+
 def _show_joint(made: JointPlan) -> None:
     out = console()
     if made.fits:
         out.print(_joint_table(made), "")
         out.print(_images_table(made), "")
     _show_regions(out, made)
+    _show_reserves(made)
     if made.routing:
         out.print(Text(made.routing["note"], style="dim"))
     if made.fits:

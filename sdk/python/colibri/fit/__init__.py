@@ -6,7 +6,7 @@ asks for memory) → ``regions`` (the board's memory, by address) → ``memory_m
 counted, then ``placing_checks``) → ``symbols``, ``attribution`` (who owns the bytes) → ``stack``
 (how deep it gets, when asked) → ``references`` (why a symbol is there) → ``symbol_rules``,
 ``variables`` (what must and must not be there) → ``verdict`` (budgets, one word) → ``compare``
-(against a baseline) → ``format``, ``pictures``.
+(against a baseline: ``baseline``, ``stored``, ``pairing``, ``growth``) → ``format``, ``pictures``.
 
 >>> from colibri.fit import judge
 >>> judge("firmware.elf").exit_code  # doctest: +SKIP

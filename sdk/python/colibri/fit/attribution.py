@@ -20,7 +20,7 @@ from colibri.fit.demangle import demangled
 from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.link_map import LinkMap, PartFinder
-from colibri.fit.memory_map import MemoryMap
+from colibri.fit.memory_map import OWN, MemoryMap
 from colibri.fit.objects import member_and_library
 from colibri.fit.symbols import STACK_NAME, OwnSymbol, SymbolTable
 
@@ -188,7 +188,7 @@ def _charged(table: SymbolTable, section: int, address: int, size: int) -> dict[
 def _left(placed: MemoryMap, owned: Iterable[Owned]) -> dict[str, int]:
     """Bytes of each region that nobody owns; the model image and the stack are their own."""
     left = {
-        usage.region.name: sum(r.bytes for r in usage.rows if r.kind not in ("image", "stack"))
+        usage.region.name: sum(r.bytes for r in usage.rows if r.kind not in OWN)
         for usage in placed.usages
     }
     for part in owned:

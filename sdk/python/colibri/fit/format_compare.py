@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
@@ -96,6 +95,8 @@ def _cause_json(cause: Cause) -> dict[str, Any]:
 def show_comparison(console: Console, comparison: Comparison) -> None:
     """Print what changed, largest first; one line when nothing did."""
     if comparison.changed:
+        against = Text(f"against {_plain(comparison.source)}", style="bold")
+        console.print(against, soft_wrap=True)
         _show_areas(console, comparison)
         for name, title in _TITLES.items():
             rows = comparison.tables[name]
@@ -116,8 +117,7 @@ def _unchanged(comparison: Comparison) -> str:
 
 def _show_areas(console: Console, comparison: Comparison) -> None:
     """Regions and what their changes add up from; totals of objects, which have no regions."""
-    title = f"against {escape(_plain(comparison.source))}"
-    shown = table(title, "what", ">before", ">now", ">change", "")
+    shown = table("", "what", ">before", ">now", ">change", "")
     areas = sorted(
         (area for area in comparison.regions if area.changed or area.delta is None),
         key=lambda area: -abs(area.delta or 0),

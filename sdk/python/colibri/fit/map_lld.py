@@ -2,12 +2,14 @@
 """Map files of LLVM's lld (``-Map``): columns of addresses, then nesting by indentation.
 
 Output sections stand at column 0 of the last field, input sections at 8, symbols at 16. lld does
-not repeat the script's ``MEMORY``, and the address beside an assignment is not its value.
+not repeat the script's ``MEMORY``, and the address beside an assignment is not its value. It lists
+all that it places but alignment: what lies between two parts is fill.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from colibri.fit.link_map import (
@@ -49,10 +51,25 @@ def parse_lld(path: Path, text: str) -> LinkMap:
         elif not _ASSIGNMENT.fullmatch(what):
             section = MapSection(what, address, size, load, scripted=True)
             result.sections.append(section)
+    for section in result.sections:
+        section.parts = list(_with_fill(section))
     uses = CrossReferences(result)
     for line in lines:
         uses.line(line[:_LIMIT].rstrip())
     return result
+
+
+def _with_fill(section: MapSection) -> Iterator[MapPart]:
+    """The parts of a section that has any, and the gaps between them."""
+    at = section.address
+    for part in section.parts:
+        if part.address > at:
+            yield MapPart(FILL, at, part.address - at, "", "")
+        yield part
+        at = max(at, part.address + part.size)
+    rest = section.address + section.size - at
+    if section.parts and rest > 0:
+        yield MapPart(FILL, at, rest, "", "")
 
 
 def _part(what: str, address: int, size: int) -> MapPart:

@@ -8,10 +8,11 @@ the same place they cost it once. What is counted is written out in :data:`COUNT
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from colibri.application import checked_application
 from colibri.errors import SizeError
 from colibri.fit.elf import Elf, Section
 from colibri.fit.findings import Finding
@@ -44,7 +45,11 @@ COUNTING_RULE_OBJECT = (
     "(text: executable, rodata: read-only, data: writable, bss: NOBITS), COMDAT groups once. An "
     "upper bound: a link drops what nothing needs."
 )
-_CHARGED_IN_ORDER = {"section": 0, "segment": 1, "image": 2, "stack": 3}
+_CHARGED_IN_ORDER = {"section": 0, "segment": 1, "image": 2, "stack": 3, "application": 4}
+
+RULE_APPLICATION = " What the application was declared to take is added."
+#: Rows that no symbol is looked for in.
+OWN = ("image", "stack", "application")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +109,8 @@ class Usage:
 
     @property
     def unattributed(self) -> int:
-        """Bytes that no symbol owns; the image and the stack own theirs."""
-        own = sum(row.bytes for row in self.rows if row.kind in ("image", "stack"))
+        """Bytes that no symbol owns; image, stack and application own theirs."""
+        own = sum(row.bytes for row in self.rows if row.kind in OWN)
         return self.used - own - self.symbol_bytes
 
 
@@ -126,7 +131,12 @@ class MemoryMap:
     inexact: bool = False
 
 
-def build_map(elf: Elf, board: BoardLike | None = None, image: Path | None = None) -> MemoryMap:
+def build_map(
+    elf: Elf,
+    board: BoardLike | None = None,
+    image: Path | None = None,
+    application: Mapping[str, int | str] | None = None,
+) -> MemoryMap:
     """Place an ELF into a board's regions, or into ranges of its own when there is no board."""
     if image is not None and (board is None or elf.kind == "relocatable"):
         raise SizeError(
@@ -134,6 +144,7 @@ def build_map(elf: Elf, board: BoardLike | None = None, image: Path | None = Non
             field="--image",
             hint="give a linked firmware and --board, whose firmware.model_region holds the image",
         )
+    declared = _declared(board, application)
     name = board.id if board is not None else None
     if elf.kind == "relocatable":
         return MemoryMap(elf, name, COUNTING_RULE_OBJECT, section_totals(elf))
@@ -142,13 +153,14 @@ def build_map(elf: Elf, board: BoardLike | None = None, image: Path | None = Non
     if board is not None and board.os == "linux":
         virtual = main_memory(board, regions)
         regions = tuple(virtual if r.name == virtual.name else r for r in regions)
-    finder = PlaceFinder(elf, image, run_only=virtual is not None)
+    finder = PlaceFinder(elf, image, run_only=virtual is not None, application=declared)
     places = finder.all()
     if board is None and elf.memory:
         regions = linker_regions(elf.memory)
     elif board is None:
         regions = derived_regions((p.address, p.address + p.size) for p in places)
     rule = COUNTING_RULE_OS.format(region=virtual.name) if virtual else COUNTING_RULE
+    rule += RULE_APPLICATION if declared else ""
     result = MemoryMap(elf, name, rule, section_totals(elf), [Usage(r) for r in regions])
     result.findings = finder.findings
     result.inexact = elf.format == "map"
@@ -159,6 +171,18 @@ def build_map(elf: Elf, board: BoardLike | None = None, image: Path | None = Non
     result.image_bytes = sum(p.size for p in places if p.kind == "image")
     result.stack_bytes = sum(p.size for p in places if p.kind == "stack")
     return result
+
+
+def _declared(
+    board: BoardLike | None, application: Mapping[str, int | str] | None
+) -> dict[str, int] | None:
+    if application and board is None:
+        raise SizeError(
+            "there is no region to count the application in",
+            field="application",
+            hint="give the board",
+        )
+    return checked_application(board, application) if board is not None else None
 
 
 def section_totals(elf: Elf) -> dict[str, int]:
@@ -212,7 +236,8 @@ class _Locator:
     def pieces(self, place: Place) -> tuple[Piece, ...]:
         if place.role != "loose":
             return self.space.locate(place.address, place.size)
-        region = self.model or self.space.virtual
+        named = (r for r in self.space.regions if r.name == place.region)
+        region = next(named, self.model or self.space.virtual)
         if region is None:
             raise SizeError(
                 "the board names no region for the image",

@@ -26,7 +26,7 @@ from colibri.fit.compare import Comparison
 from colibri.fit.elf import IMAGE_FORMATS
 from colibri.fit.format_compare import remark
 from colibri.fit.growth import AreaDelta, Delta, shortened
-from colibri.fit.memory_map import Row, Usage, group_of
+from colibri.fit.memory_map import OWN, Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
 from colibri.fit.symbol_names import readable
 from colibri.fit.symbols import STACK_NAME
@@ -37,7 +37,12 @@ from colibri.report.palette import RoleName
 from colibri.report.treemap import Grower, Node
 
 _ROLES: dict[str, RoleName] = {"text": "code", "rodata": "constants", "data": "data", "bss": "bss"}
-_KINDS: dict[str, RoleName] = {"segment": "unattributed", "image": "weights", "stack": "stack"}
+_KINDS: dict[str, RoleName] = {
+    "segment": "unattributed",
+    "image": "weights",
+    "stack": "stack",
+    "application": "application",
+}
 #: Causes of one region's change that are listed.
 _CAUSES = 200
 _PLACES = {"both": "run and load", "run": "run", "load": "load", "loose": "beside the ELF"}
@@ -160,13 +165,13 @@ class _Forest:
         if image:
             grower.at(base).start = True
         for row in usage.rows:
-            if row.kind in ("image", "stack"):
+            if row.kind in OWN:
                 above = () if row.kind == "image" else base
                 grower.add(above, row.name, row.kind, self.roles.row(row), row.bytes)
-        rest = [row for row in usage.rows if row.kind not in ("image", "stack")]
+        rest = [row for row in usage.rows if row.kind not in OWN]
         left = self._add_owned(grower, base, usage.region.name, sum(row.bytes for row in rest))
         if self.by == "section":
-            left = self._add_sections(grower, base, usage.region.name, rest)
+            left = self._add_sections(grower, base, usage.region.name, rest, left)
         grower.add(base, UNATTRIBUTED, "rest", "unattributed", left)
         root.children = [child for child in root.children if child.bytes]
         return root
@@ -215,23 +220,31 @@ class _Forest:
             return ((NO_SOURCE, "folder"), (part.section, "section"))
         return ((part.section, "section"),)
 
-    def _add_sections(self, grower: Grower, base: _Path, region: str, rows: Sequence[Row]) -> int:
-        """What symbols leave of each section; then nothing is left of the region."""
-        left: dict[tuple[str, str, RoleName], int] = {}
+    def _add_sections(
+        self, grower: Grower, base: _Path, region: str, rows: Sequence[Row], left: int
+    ) -> int:
+        """Adds what symbols leave of each section, `left` bytes in all.
+
+        Of sections that overlap a symbol may have bytes that another one's row was charged, so
+        no more than what is left is added.
+        """
+        sizes: dict[tuple[str, str, RoleName], int] = {}
         for row in rows:
             key = (row.name, row.kind, self.roles.row(row))
-            left[key] = left.get(key, 0) + row.bytes
+            sizes[key] = sizes.get(key, 0) + row.bytes
         taken: dict[str, int] = {}
         for part, size in self.owned.get(region, ()):
             taken[part.section] = taken.get(part.section, 0) + size
-        for (name, kind, role), size in left.items():
-            if kind != "section" or name not in taken:
-                grower.add(base, name, kind, role, size)
-                continue
-            own = min(size, taken[name])
-            taken[name] -= own
-            grower.add((*base, (name, "section")), "no symbol", "rest", role, size - own)
-        return 0
+        for (name, kind, role), size in sizes.items():
+            own = min(size, taken.get(name, 0)) if kind == "section" else 0
+            rest = min(size - own, left)
+            left -= rest
+            if kind == "section" and name in taken:
+                taken[name] -= own
+                grower.add((*base, (name, "section")), "no symbol", "rest", role, rest)
+            else:
+                grower.add(base, name, kind, role, rest)
+        return left
 
 
 # -- a section of a page --------------------------------------------------------------------------
@@ -246,7 +259,7 @@ def size_section(verdict: Verdict, comparison: Comparison | None = None) -> Sect
         title=elf.path.name,
         status=verdict.verdict,
         summary=_SUMMARIES[verdict.verdict],
-        facts=tuple(_facts(verdict)),
+        facts=tuple(_facts(verdict, comparison)),
         bars=bars(verdict),
         trees=trees(verdict),
         tables=tuple(_tables(verdict, comparison)),
@@ -267,7 +280,7 @@ def size_rows(verdict: Verdict) -> list[VerdictRow]:
     ]  # fmt: skip
 
 
-def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
+def _facts(verdict: Verdict, comparison: Comparison | None) -> Iterator[tuple[str, str]]:
     elf, placed = verdict.elf, verdict.map
     known = "linker script" if elf.memory else "none given"
     yield "board", placed.board or known
@@ -277,6 +290,8 @@ def _facts(verdict: Verdict) -> Iterator[tuple[str, str]]:
     yield "totals", ", ".join(f"{name} {size:,}" for name, size in placed.totals.items())
     if placed.inexact:
         yield "result", "inexact"
+    if comparison is not None:
+        yield "baseline", comparison.source + (", no change" * (not comparison.changed))
 
 
 def _tables(verdict: Verdict, comparison: Comparison | None) -> Iterator[Table]:
@@ -344,7 +359,8 @@ def _stack(report: StackReport, reserved: int) -> Iterator[Table]:
 
 def _comparison(comparison: Comparison) -> Iterator[Table]:
     """Regions (of objects: totals) and what their changes add up from; then every table."""
-    areas = [row for area in comparison.regions or comparison.totals for row in _area(area)]
+    given = [a for a in comparison.regions or comparison.totals if a.changed or a.delta is None]
+    areas = [row for area in given for row in _area(area)]
     columns = ("region", "what", ">before", ">now", ">change", "remark")
     note = "; ".join(comparison.notes)
     yield Table(f"Against {comparison.source}", columns, areas, note)

@@ -8,11 +8,12 @@ or ``both`` (one place for the two).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
+from colibri.application import ROW
 from colibri.errors import SizeError
 from colibri.fit.elf import Elf, Section, Segment
 from colibri.fit.findings import Finding
@@ -26,8 +27,8 @@ STACK_BOTTOM, STACK_TOP = "__stack_bottom", "__stack_top"
 class Place:
     """Bytes that something occupies; the run and the load place of one thing share ``key``.
 
-    ``kind`` is section, segment, image or stack. The role ``loose`` means: in the board's model
-    region, at no address that is known.
+    ``kind`` is section, segment, image, stack or application. The role ``loose`` means: in
+    ``region`` (empty: the board's model region), at no address that is known.
     """
 
     key: int
@@ -38,6 +39,7 @@ class Place:
     size: int
     section: int | None = None
     pieces: tuple[Piece, ...] = ()
+    region: str = ""
 
     @property
     def stored(self) -> bool:
@@ -64,10 +66,19 @@ class PlaceFinder:
         A model image that is flashed beside it.
     run_only : bool
         Load addresses mean nothing (the file lives on a board's storage).
+    application : mapping, optional
+        Bytes by region of what is linked to the firmware later.
     """
 
-    def __init__(self, elf: Elf, image: Path | None = None, run_only: bool = False) -> None:
+    def __init__(
+        self,
+        elf: Elf,
+        image: Path | None = None,
+        run_only: bool = False,
+        application: Mapping[str, int] | None = None,
+    ) -> None:
         self.elf, self.image, self.run_only = elf, image, run_only
+        self.application = application or {}
         self.findings: list[Finding] = []
         self.loads = sorted(elf.loads, key=lambda s: s.offset)
         # Some linkers leave every p_paddr at 0: then it says nothing.
@@ -78,7 +89,7 @@ class PlaceFinder:
 
     def all(self) -> list[Place]:
         found = list(self.sections()) if self.elf.sections else list(self.segments())
-        return [*found, *self.image_place(), *self.stack_place()]
+        return [*found, *self.image_place(), *self.stack_place(), *self.application_places()]
 
     def say(
         self,
@@ -250,6 +261,12 @@ class PlaceFinder:
         bottom, top = self.value(STACK_BOTTOM), self.value(STACK_TOP)
         if bottom is not None and top is not None and bottom < top:
             yield Place(next(self._keys), "stack", "stack", "run", bottom, top - bottom)
+
+    def application_places(self) -> Iterator[Place]:
+        """What the author of the rest of the program declared."""
+        for region, size in self.application.items():
+            if size:
+                yield Place(next(self._keys), ROW, "application", "loose", 0, size, region=region)
 
 
 def _holds_address(segment: Segment, section: Section) -> bool:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Chain
+from colibri.fit.relocations import tables
 from colibri.fit.stack.program import MACHINES
 
 Node = Hashable
@@ -141,18 +142,22 @@ class References:
 
     def hint(self) -> str:
         """What would tell more than was given."""
-        elf, ways = self.elf, []
+        from colibri.fit.references_elf import MOST_CODE, code_bytes
+
+        elf, ways = self.elf, list[str]()
         if elf.format not in ("elf", "map") or elf.kind == "relocatable":
             return "the objects that call it may be missing: give them too"
         if elf.link_map is None:
             ways.append("give the map (--map FILE)")
         elif not elf.link_map.uses:
             ways.append("link with -Wl,--cref")
-        if elf.format == "elf" and not any(s.kind in ("REL", "RELA") for s in elf.sections):
+        if elf.format == "elf" and not any(tables(elf)):
             ways.append("link with -Wl,--emit-relocs")
         if elf.machine in MACHINES and find_spec("capstone") is None:
             ways.append('pip install "colibri-sdk[stack]" to read machine code')
-        return ", or ".join(ways) or "it may be kept by the linker script (KEEP, EXTERN)"
+        large = elf.machine in MACHINES and code_bytes(elf) > MOST_CODE
+        why = f"code of more than {MOST_CODE:,} B is not followed: " if large else ""
+        return why + ", or ".join(ways) or "it may be kept by the linker script (KEEP, EXTERN)"
 
     def _each(self) -> Iterator[Source]:
         yield from self._built

@@ -8,7 +8,7 @@ a function's address, with its Thumb bit, is a reference to it.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -17,15 +17,15 @@ import numpy as np
 
 from colibri.fit.elf import Elf, Section, Symbol
 from colibri.fit.references import ENTRY_NAMES, Graph, Node, Source
-from colibri.fit.relocations import is_unwinding, references
+from colibri.fit.relocations import is_unwinding, references, tables
 from colibri.fit.stack.code_graph import decoder_for
 from colibri.fit.stack.program import MACHINES, Program
 from colibri.fit.stack.vectors import vector_table
 from colibri.fit.stack.walk import walk
 from colibri.fit.symbols import hidden
 
-#: Code that is followed; it takes some 15 seconds a MiB.
-MOST_CODE = 2 << 20
+#: Code that is followed; it takes some 15 seconds.
+MOST_CODE = 1 << 20
 #: Addresses below are too often plain numbers.
 SMALL = 1 << 16
 _CODE = ("FUNC", "GNU_IFUNC", "LOOS")
@@ -41,19 +41,23 @@ def elf_sources(elf: Elf) -> Iterator[Source]:
     exact = Graph()
     exact.roots = set(places.roots())
     name = ""
-    if any(section.kind in ("REL", "RELA") for section in elf.sections):
+    if any(tables(elf)):
         name = "relocations"
         _add_relocations(exact, places)
         yield Source(name, exact, places.node)
-    code = sum(s.size for s in elf.sections if s.executable and s.allocated and s.in_file)
     readable = elf.machine in MACHINES and find_spec("capstone") is not None
-    if readable and code <= MOST_CODE:
+    if readable and code_bytes(elf) <= MOST_CODE:
         exact = exact.merged(_of_code(places))
         name = f"{name} and machine code" if name else "machine code"
         yield Source(name, exact, places.node)
     words = _of_words(places)
     name = f"{name} and words in data" if name else "words in data"
     yield Source(name, exact.merged(words), places.node)
+
+
+def code_bytes(elf: Elf) -> int:
+    """Bytes of the sections that are executed."""
+    return sum(s.size for s in elf.sections if s.executable and s.allocated and s.in_file)
 
 
 class Places:
@@ -177,11 +181,7 @@ def _target(places: Places, symbol: Symbol, addend: int | None) -> Node | None:
         return places.node(symbol) if symbol.kind != "TLS" else None
     if addend is None or symbol.section is None:
         return None
-    address = symbol.address + addend
-    node = places.at(address)
-    if not isinstance(node, int) and places.elf.machine == "ARM":
-        return places.at(address & ~1)
-    return node
+    return places.at(symbol.address + addend)
 
 
 # -- machine code ---------------------------------------------------------------------------------
@@ -261,8 +261,10 @@ def _data(places: Places) -> Iterator[tuple[int, bytes]]:
             if not section.executable:
                 yield section.address, data
                 continue
-            for start in places.starts:
+            first = bisect_left(places.starts, section.address)
+            last = bisect_left(places.starts, section.address + section.size)
+            for start in places.starts[first:last]:
+                objects = [s.size for s in places.symbols[start] if s.kind == "OBJECT"]
                 offset = start - section.address
-                objects = [s for s in places.symbols[start] if s.kind == "OBJECT"]
-                if 0 <= offset < section.size and objects:
-                    yield start, data[offset : offset + max(s.size for s in objects)]
+                if objects:
+                    yield start, data[offset : offset + max(objects)]

@@ -36,24 +36,27 @@ class Reference(NamedTuple):
     addend: int | None
 
 
+def tables(elf: Elf) -> Iterator[tuple[Section, Section]]:
+    """Relocation tables of allocated sections, with the section that each is of."""
+    symbols = next((s.index for s in elf.sections if s.kind == "SYMTAB"), None)
+    for section in elf.sections:
+        if (elf.bits, section.kind) not in _LAYOUT or section.link != symbols:
+            continue
+        if 0 < section.info < len(elf.sections) and elf.sections[section.info].allocated:
+            yield section, elf.sections[section.info]
+
+
 def references(elf: Elf, stream: BinaryIO) -> Iterator[Reference]:
     """Every reference from an allocated section, in file order."""
-    table = next((s.index for s in elf.sections if s.kind == "SYMTAB"), None)
     left = elf.file_size  # tables of a sound file do not overlap
-    for section in elf.sections:
-        layout = _LAYOUT.get((elf.bits, section.kind))
-        if layout is None or section.link != table or not 0 < section.info < len(elf.sections):
-            continue
-        target = elf.sections[section.info]
-        if target.allocated and section.size <= left:
+    for section, target in tables(elf):
+        if section.size <= left:
             left -= section.size
-            yield from _entries(elf, stream, section, target, layout)
+            yield from _entries(elf, stream, section, target)
 
 
-def _entries(
-    elf: Elf, stream: BinaryIO, section: Section, target: Section, layout: str
-) -> Iterator[Reference]:
-    layout = ("<" if elf.endian == "little" else ">") + layout
+def _entries(elf: Elf, stream: BinaryIO, section: Section, target: Section) -> Iterator[Reference]:
+    layout = ("<" if elf.endian == "little" else ">") + _LAYOUT[elf.bits, section.kind]
     shift, width = (8, 0xFF) if elf.bits == 32 else (32, 0xFFFF_FFFF)
     data = _read(stream, section.offset, section.size - section.size % struct.calcsize(layout))
     content = _Words(elf, stream, target) if section.kind == "REL" else None
@@ -77,19 +80,18 @@ class _Words:
     """Addends that stand in the section itself (tables of kind REL)."""
 
     def __init__(self, elf: Elf, stream: BinaryIO, section: Section) -> None:
-        self.elf, self.section = elf, section
+        self.elf, self.stream, self.section = elf, stream, section
         self.types = _WORDS.get(elf.machine, ())
-        self.data = _read(stream, section.offset, section.size if section.in_file else 0)
 
     def addend(self, place: int, symbol: Symbol, kind: int) -> int | None:
         """Of a linked ELF the word is the final address: what it is beyond the symbol's."""
-        if kind not in self.types:
+        if kind not in self.types or symbol.kind != "SECTION":
             return None
         linked = self.elf.kind != "relocatable"
         offset = place - self.section.address if linked else place
-        word = self.data[offset : offset + 4] if offset >= 0 else b""
-        if len(word) != 4:
+        if not self.section.in_file or not 0 <= offset <= self.section.size - 4:
             return None
+        word = _read(self.stream, self.section.offset + offset, 4)
         value = int.from_bytes(word, "little" if self.elf.endian == "little" else "big")
         return value - symbol.address if linked else value
 

@@ -9,13 +9,14 @@ own, so that no rule holds because nothing was looked at.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from colibri.errors import SizeError
 from colibri.fit.attribution import Attribution
 from colibri.fit.elf import Symbol
-from colibri.fit.findings import UNTOLD, Finding, cannot_tell
+from colibri.fit.findings import OF_A_KIND, UNTOLD, Chain, Finding, cannot_tell
 from colibri.fit.memory_map import MemoryMap
 from colibri.fit.references import References
 from colibri.fit.regions import BoardLike
@@ -119,6 +120,7 @@ class _Check:
         self.placed, self.elf, self.rules = placed, placed.elf, rules
         self.references = references
         self.unexplained: list[str] = []
+        self.asked: Counter[str] = Counter()  # chains, by the code of their finding
         for pattern in rules.forbidden:
             if pattern.startswith(_GROUP) and pattern.removeprefix(_GROUP) not in GROUPS:
                 raise SizeError(
@@ -185,8 +187,9 @@ class _Check:
     def forbidden_finding(self, symbol: Symbol, reason: str) -> Finding:
         elf, needed = self.elf, is_needed(symbol)
         where = elf.sections[symbol.section].name if symbol.section is not None else symbol.place
-        chain = self.references.chain(symbol)
-        if chain is None or (len(chain.names) < 2 and not chain.complete):
+        chain = self.chain(symbol, "forbidden")
+        told = chain is not None and (len(chain.names) > 1 or chain.complete)
+        if not told and self.asked["forbidden"] <= OF_A_KIND:
             self.unexplained.append(short(symbol.name))
         linked = "is in it" if elf.kind == "relocatable" else "is linked in"
         how = "is needed but not defined" if needed else linked
@@ -201,6 +204,11 @@ class _Check:
             chain,
         )
 
+    def chain(self, symbol: Symbol, code: str) -> Chain | None:
+        """Of as many findings of a kind as are kept."""
+        self.asked[code] += 1
+        return self.references.chain(symbol) if self.asked[code] <= OF_A_KIND else None
+
     def needs(self) -> Iterator[Finding]:
         """Undefined symbols of a library that are not among those it may need."""
         patterns = self.rules.may_need
@@ -209,7 +217,7 @@ class _Check:
                 continue
             if self.by_rule(symbol) and not self.is_allowed(symbol.name):
                 continue  # said already
-            chain = self.references.chain(symbol)
+            chain = self.chain(symbol, "needs")
             yield Finding(
                 "error",
                 "needs",

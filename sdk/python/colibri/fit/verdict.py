@@ -79,6 +79,7 @@ def judge(
     link_map: Path | None = None,
     base: int | None = None,
     groups: Mapping[str, Sequence[str]] | None = None,
+    application: Mapping[str, int | str] | None = None,
     rules: SymbolRules | None = None,
     why: Sequence[str] = (),
 ) -> Verdict:
@@ -102,6 +103,9 @@ def judge(
         Address of a raw binary.
     groups : mapping, optional
         Patterns by name of a group (:class:`colibri.fit.attribution.Grouping`).
+    application : mapping, optional
+        Bytes by region that the rest of the program takes. Only for firmware that does not hold it,
+        such as that of ``colibri build``: it is counted beside the ELF.
     rules : SymbolRules, optional
         Symbols that must or must not be there, owners without variables.
     why : sequence of str
@@ -123,7 +127,7 @@ def judge(
             field="--stack",
             hint="give the linked ELF",
         )
-    placed = build_map(elf, board, image)
+    placed = build_map(elf, board, image, application)
     table = attribute(placed)
     owners = attribution(placed, table, read_sources(elf), groups)
     findings = [*elf.notes, *placed.findings, *table.findings, *owners.findings]

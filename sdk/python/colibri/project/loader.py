@@ -125,9 +125,8 @@ def _board(file: Path, name: str, options: ProjectBoard) -> Board:
         return load_board(beside if given.endswith(".toml") else given)
     except BoardError as error:
         where = f"boards.{name}" + (".board" if options.board else "")
-        if error.problems:
-            raise
-        raise ProjectError(error.what, file=file, field=where, hint=error.hint) from error
+        what, hint = (str(error), None) if error.problems else (error.what, error.hint)
+        raise ProjectError(what, file=file, field=where, hint=hint) from error
 
 
 def overlaid(*budgets: Budgets) -> Budgets:
@@ -193,6 +192,10 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
     where, options, board = f"boards.{target.name}", target.options, target.board
     if project.model is None and options.elf is None:
         yield where, "there is no [model] to build firmware for; give elf"
+    if target.name.startswith(".") or set(target.name) & set("/\\"):
+        yield where, "is a folder's name too, so it has no '/' and no '.' in front; give board"
+    if options.elf is None and not options.build and "cpu" in options.emulate:
+        yield f"{where}.emulate", "cpu runs the firmware that colibri builds; leave build out"
     if options.map is not None and options.elf is None:
         yield f"{where}.map", "is the map of an elf, and none is given"
     if options.elf is not None and "cpu" in options.emulate:

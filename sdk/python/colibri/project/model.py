@@ -6,7 +6,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    WithJsonSchema,
+)
 
 from colibri.boards.budgets import Budgets, GroupName
 from colibri.boards.scalars import Id, Name, Size, Text
@@ -27,7 +34,7 @@ def _path(value: Any) -> Any:
     return Path(value)
 
 
-File = Annotated[Path, BeforeValidator(_path)]
+File = Annotated[Path, BeforeValidator(_path), WithJsonSchema({"type": "string", "minLength": 1})]
 
 
 class _Table(BaseModel):
@@ -82,7 +89,7 @@ class Run(_Table):
         default=None, min_length=1
     )
     max_new_tokens: Annotated[int, Field(ge=0, le=2**31 - 1)] = 24
-    temperature: Annotated[float, Field(ge=0)] = 0.0
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     top_k: Annotated[int, Field(ge=0, le=2**32 - 1)] = 0
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     seed: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0

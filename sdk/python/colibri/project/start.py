@@ -28,7 +28,7 @@ prompt = "hummingbird (noun):"
 max_new_tokens = 24
 
 [groups]                        # who owns the bytes: shell patterns (docs/check.md)
-runtime = ["symbol:colibri_*"]
+runtime = ["*libcolibri.a"]
 
 [budgets]                       # for every board; a value alone is the limit
 groups.runtime = "64 KiB"

@@ -11,6 +11,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
@@ -68,6 +69,19 @@ def write_page(file: Path, page: Page) -> None:
 
 def render(page: Page) -> str:
     """The text of the file."""
+    style = files("colibri.report").joinpath("page.css").read_text("utf-8")
+    scripts = _scripts(page)
+    text: str = _template().render(
+        page=page, style=_palette_css() + style, scripts=scripts, policy=_policy(scripts),
+        pictures=_pictures, roles=ROLES, strip_cells=STRIP_CELLS, most_rows=MOST_ROWS,
+        most_pieces=MOST_PIECES, most_trees=MOST_TREES, column=_column,
+    )  # fmt: skip
+    return text
+
+
+@cache
+def _template() -> Any:
+    """Compiled once: it takes longer than a page."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
@@ -83,13 +97,7 @@ def render(page: Page) -> str:
         "size": format_bytes, "share": _share, "clean": _clean, "aria": _aria, "data": embedded,
         "kept": data_of,
     }  # fmt: skip
-    style = files("colibri.report").joinpath("page.css").read_text("utf-8")
-    scripts = _scripts(page)
-    return environment.get_template("page.html.j2").render(
-        page=page, style=_palette_css() + style, scripts=scripts, policy=_policy(scripts),
-        pictures=_pictures, roles=ROLES, strip_cells=STRIP_CELLS, most_rows=MOST_ROWS,
-        most_pieces=MOST_PIECES, most_trees=MOST_TREES, column=_column,
-    )  # fmt: skip
+    return environment.get_template("page.html.j2")
 
 
 def tone(word: str) -> str:
@@ -178,7 +186,7 @@ def _cell(value: Cell) -> str:
         case Address():
             return f"{value:#x}"
         case Change():
-            return f"{value:+,}"
+            return f"{value:+,}" if value else "0"
         case int():
             return f"{value:,}"
         case float():

@@ -38,8 +38,16 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    WithJsonSchema,
+)
 
+from colibri.boards.scalars import SIZE_SCHEMA
 from colibri.errors import SizeError, UnitError
 from colibri.units import parse_size
 
@@ -57,7 +65,7 @@ def _size(value: Any) -> Any:
         raise ValueError(str(error)) from error
 
 
-Bytes = Annotated[int, BeforeValidator(_size)]
+Bytes = Annotated[int, BeforeValidator(_size), WithJsonSchema(SIZE_SCHEMA)]
 
 
 class _Table(BaseModel):
