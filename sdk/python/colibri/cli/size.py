@@ -174,6 +174,7 @@ def size(
     verdict = judge(
         files, loaded, image, wanted, link_map=map_file, base=at, rules=rules, why=why or ()
     )
+    symbols = view.symbols(verdict)
     comparison = None
     if baseline:
         comparison = compare(
@@ -191,7 +192,7 @@ def size(
         page = Page.of(size_section(verdict, comparison), rows=size_rows(verdict))
         write_html(html, page)
     if csv is not None:
-        write_csv(csv, verdict, view.symbols(verdict))
+        write_csv(csv, verdict, symbols)
         note(f"wrote {csv}", markup=VERBATIM)
     if as_object:
         emit_json(as_json(verdict, comparison, view))

@@ -26,6 +26,8 @@ from colibri.fit.symbols import STACK_NAME, OwnSymbol, SymbolTable
 
 UNATTRIBUTED, FILL_NAME, LINKER, OTHER = "(unattributed)", "(fill)", "(linker)", "(other)"
 NO_LIBRARY, NO_SOURCE = "(objects)", "(source not known)"
+#: Names of rows of the tables by source that are none.
+NOT_SOURCES = (UNATTRIBUTED, NO_SOURCE, STACK_NAME)
 _FIELDS = ("symbol", "section", "object", "library", "source", "region")
 
 
@@ -110,6 +112,8 @@ def _owned_symbols(elf: Elf, table: SymbolTable, sources: Sources) -> Iterator[O
         section = elf.sections[row.section]
         pieces = list(sources.split(row.address, row.size)) if section.executable else []
         row.source = _most(pieces) or paths.get(row.file, row.file)
+        if row.kind == "STACK":
+            row.source = row.name
         owned = Owned(row.charged, row.name, section.name, row.object, row.library, row.source)
         if sources.lto and len(pieces) > 1:
             yield from _inlined(owned, pieces)
@@ -230,7 +234,7 @@ def _directories(sources: Iterable[Share]) -> list[Share]:
 
 
 def _directory(file: str) -> str:
-    if file in (UNATTRIBUTED, NO_SOURCE):
+    if file in NOT_SOURCES:
         return file
     return posixpath.dirname(file) or NO_SOURCE
 

@@ -28,9 +28,10 @@ from colibri.fit.format_compare import remark
 from colibri.fit.growth import AreaDelta, Delta, shortened
 from colibri.fit.memory_map import OWN, Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
-from colibri.fit.symbol_names import readable
+from colibri.fit.symbol_names import chain_text, readable
 from colibri.fit.symbols import STACK_NAME
 from colibri.fit.verdict import Verdict
+from colibri.fit.why import SCREEN_USERS, Why
 from colibri.report.bars import Bar, Piece
 from colibri.report.page import Cell, Change, Section, Table, VerdictRow
 from colibri.report.palette import RoleName
@@ -316,6 +317,7 @@ def _tables(verdict: Verdict, comparison: Comparison | None) -> Iterator[Table]:
     ])  # fmt: skip
     for name, word in _OWNERS.items():
         yield _owners(f"By {word}", word, getattr(verdict.attribution, name))
+    yield _why(verdict.why)
     if verdict.stack is not None:
         yield from _stack(verdict.stack, verdict.map.stack_bytes)
 
@@ -332,6 +334,19 @@ def _owners(title: str, word: str, shares: Sequence[Share]) -> Table:
         for share in shares
     ]
     return Table(title, columns, rows)
+
+
+def _why(answers: Sequence[Why]) -> Table:
+    """What was asked for with ``--why``."""
+    rows = [
+        (readable(reason.name), reason.kind, reason.bytes,
+         chain_text(reason.chain).removeprefix(", "), len(reason.users),
+         ", ".join(map(readable, list(reason.users)[:SCREEN_USERS])))
+        for answer in answers
+        for reason in answer.reasons
+    ]  # fmt: skip
+    columns = ("name", "kind", ">bytes", "chain to an entry", ">users", "the first of them")
+    return Table("Why it is linked", columns, rows)
 
 
 def _stack(report: StackReport, reserved: int) -> Iterator[Table]:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from colibri.fit.demangle import can_demangle, is_mangled
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Finding
 from colibri.fit.memory_map import MemoryMap, group_of
@@ -83,6 +84,7 @@ def attribute(placed: MemoryMap) -> SymbolTable:
     table.rows = list(own_symbols(placed.elf))
     for row in table.rows:
         _charge(table.charger, row)
+    table.findings += _unread(placed.elf)
     stacks = [_stack(table.charger, *found) for found in _stacks(placed)]
     table.rows += [row for row in stacks if row.size]
     clipped = [row for row in table.rows if row.clipped]
@@ -208,6 +210,13 @@ def _charge(charger: Charger, row: OwnSymbol) -> None:
             row.charged[name] = row.charged.get(name, 0) + new
             if name in charger.usages:
                 charger.usages[name].symbol_bytes += new
+
+
+def _unread(elf: Elf) -> Iterator[Finding]:
+    """That names stay mangled, once, when the library that reads them is missing."""
+    if not can_demangle() and any(is_mangled(symbol.name) for symbol in elf.symbols):
+        what = 'C++ and Rust names stay mangled: pip install "colibri-sdk[names]" to read them'
+        yield Finding("note", "names", what, elf.path.name)
 
 
 def _remarks(elf: Elf) -> Iterator[Finding]:

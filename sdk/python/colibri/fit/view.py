@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from colibri.errors import SizeError
-from colibri.fit.attribution import NO_SOURCE, UNATTRIBUTED, Share, pattern_rule
+from colibri.fit.attribution import NOT_SOURCES, Share, pattern_rule
 from colibri.fit.demangle import demangled
 from colibri.fit.symbols import OwnSymbol
 from colibri.fit.verdict import Verdict
@@ -109,7 +109,7 @@ def folders(directories: Sequence[Share], depth: int) -> list[Folder]:
     Each has the sum of everything below it, deeper levels included; what has no source follows
     as rows of level 0. Level 1 begins below the folder that all sources share.
     """
-    known = [share for share in directories if share.name not in (UNATTRIBUTED, NO_SOURCE)]
+    known = [share for share in directories if share.name not in NOT_SOURCES]
     rest = [Folder(s.name, 0, dict(s.bytes)) for s in directories if s not in known]
     if not known:
         return rest
