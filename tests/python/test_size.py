@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`colibri size` on ELFs whose right answer is known by hand.
 
-Tests are named after the public reports that they cover (B1, B4, ...): faults that users of other
-size and map tools met. Each ELF is the smallest one that shows the fault.
+Tests are named after the public reports that they cover, as project and number: faults that users
+of other size and map tools met. Each ELF is the smallest one that shows the fault.
 """
 
 from __future__ import annotations
@@ -44,8 +44,10 @@ def sized(tmp_path: Path) -> Callable[..., Verdict]:
 @pytest.mark.parametrize("bits", [32, 64])
 @pytest.mark.parametrize("little", [True, False])
 @pytest.mark.parametrize("machine", [ARM, ew.AARCH64, ew.RISCV, ew.X86, ew.X86_64, ew.XTENSA])
-def test_every_class_and_byte_order(sized: Any, bits: int, little: bool, machine: int) -> None:
-    """B53: big-endian and unusual ELFs give the same numbers."""
+def test_bloaty_126_every_class_and_byte_order(
+    sized: Any, bits: int, little: bool, machine: int
+) -> None:
+    """bloaty#126: big-endian and unusual ELFs give the same numbers."""
     elf = firmware(bits=bits, little=little, machine=machine)
     if machine != ARM:
         elf.symbols[0] = ("main", FLASH, *elf.symbols[0][2:])
@@ -57,7 +59,7 @@ def test_every_class_and_byte_order(sized: Any, bits: int, little: bool, machine
     assert usage(verdict, "SRAM").unattributed == 0
 
 
-def test_b1_load_image_past_the_end_of_flash(sized: Any) -> None:
+def test_micropython_153_load_image_past_the_end_of_flash(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH, CODE * 8, flags=AX)
     data = elf.section(".data", RAM, b"\x07" * 0x100, flags=WA)
@@ -90,7 +92,7 @@ def test_a_section_over_two_adjacent_regions_is_split(sized: Any) -> None:
     assert verdict.unattributed == 0
 
 
-def test_b2_load_address_in_ram_among_flash_sections(sized: Any) -> None:
+def test_energia_583_load_address_in_ram_among_flash_sections(sized: Any) -> None:
     elf = firmware()
     table = elf.section(".vtable", RAM + 0x1000, b"\x01" * 0x40, flags=A)
     elf.load([table])
@@ -101,7 +103,7 @@ def test_b2_load_address_in_ram_among_flash_sections(sized: Any) -> None:
     assert used(verdict) == {"FLASH": 0x500, "SRAM": 0x340}
 
 
-def test_b4_segment_that_covers_the_elf_header(sized: Any) -> None:
+def test_px4_28789_segment_that_covers_the_elf_header(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH + 0x1000, CODE * 0x80, flags=AX)
     elf.load([text], lead=0x1000)
@@ -114,7 +116,7 @@ def test_b4_segment_that_covers_the_elf_header(sized: Any) -> None:
     assert "outside" not in codes(sized(below))
 
 
-def test_b5_segment_bytes_of_no_section(sized: Any) -> None:
+def test_pyocd_700_segment_bytes_of_no_section(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH, CODE * 0x80, flags=AX)
     elf.load([text], extra=0x40)
@@ -135,7 +137,7 @@ def test_padding_is_shown_but_not_counted(sized: Any) -> None:
     assert (flash.used, flash.padding, flash.load_span) == (0x111, 7, 0x118)
 
 
-def test_b7_nobits_in_the_middle_of_a_segment(sized: Any) -> None:
+def test_llvm_54075_nobits_in_the_middle_of_a_segment(sized: Any) -> None:
     elf = ElfWriter()
     zero = elf.section(".bss", RAM, 0x8000, flags=WA)
     data = elf.section(".data", RAM + 0x8000, b"\x07" * 0x10, flags=WA)
@@ -146,7 +148,7 @@ def test_b7_nobits_in_the_middle_of_a_segment(sized: Any) -> None:
     assert "gap" in said(verdict, "nobits-in-file")
 
 
-def test_b8_overlapping_load_addresses(sized: Any) -> None:
+def test_bincopy_42_overlapping_load_addresses(sized: Any) -> None:
     elf = ElfWriter()
     one = elf.section(".one", FLASH, b"\x01" * 0x100, flags=AX)
     two = elf.section(".two", RAM, b"\x01" * 0x100, flags=WA)
@@ -162,7 +164,7 @@ def test_b8_overlapping_load_addresses(sized: Any) -> None:
     assert "segment 0 and segment 1" in said(sized(elf, headers=False), "load-overlap")
 
 
-def test_b10_tls_bss_takes_nothing(sized: Any) -> None:
+def test_llvm_80336_tls_bss_takes_nothing(sized: Any) -> None:
     elf = ElfWriter()
     tls = elf.section(".tbss", RAM, 0x400, flags=WA | ew.T)
     data = elf.section(".data", RAM, b"\x07" * 0x100, flags=WA)
@@ -175,7 +177,7 @@ def test_b10_tls_bss_takes_nothing(sized: Any) -> None:
     assert codes(verdict) == []
 
 
-def test_b11_overlays(sized: Any) -> None:
+def test_eld_1748_overlays(sized: Any) -> None:
     elf = ElfWriter()
     one = elf.section(".ovl1", RAM, b"\x01" * 0x100, flags=AX)
     two = elf.section(".ovl2", RAM, b"\x01" * 0x180, flags=AX)
@@ -190,7 +192,7 @@ def test_b11_overlays(sized: Any) -> None:
     assert verdict.unattributed == 0
 
 
-def test_b13_region_without_capacity(sized: Any) -> None:
+def test_zephyr_23897_region_without_capacity(sized: Any) -> None:
     verdict = sized(firmware(), board(region("NONE", 0x9000_0000, 0)))
     empty = usage(verdict, "NONE")
     assert (empty.used, empty.free, empty.percent) == (0, 0, None)
@@ -205,14 +207,16 @@ def test_b13_region_without_capacity(sized: Any) -> None:
         ("dram", 2 << 30, ""),
     ],
 )
-def test_b13_size_that_cannot_be_meant(sized: Any, kind: str, size: int, says: str) -> None:
+def test_zephyr_23897_size_that_cannot_be_meant(
+    sized: Any, kind: str, size: int, says: str
+) -> None:
     verdict = sized(firmware(bits=64), board(region("BIG", 1 << 40, size, kind)))
     assert says in said(verdict, "region-size")
     assert ("region-size" in codes(verdict)) == bool(says)
     assert verdict.exit_code == 0
 
 
-def test_b14_and_b92_windows_of_one_memory(sized: Any) -> None:
+def test_zephyr_94905_emuflight_1258_windows_of_one_memory(sized: Any) -> None:
     elf = ElfWriter()
     low = elf.section(".low", 0x100, b"\x01" * 0x80, flags=AX)
     high = elf.section(".high", FLASH + 0x1000, b"\x01" * 0x80, flags=AX)
@@ -243,14 +247,14 @@ def test_a_section_beyond_the_address_space(sized: Any, bits: int, address: int)
     assert sized(elf).map.outside[0].bytes == 16
 
 
-def test_b14_overlap_through_an_alias(sized: Any) -> None:
+def test_zephyr_94905_overlap_through_an_alias(sized: Any) -> None:
     elf = ElfWriter()
     elf.load([elf.section(".a", 0, b"\x01" * 0x80, flags=AX)])
     elf.load([elf.section(".b", FLASH + 0x40, b"\x01" * 0x80, flags=AX)])
     assert "load-overlap" in codes(sized(elf, board(flash_aliases=[0])), "error")
 
 
-def test_b16_b17_every_region_is_reported(sized: Any) -> None:
+def test_xpcc_97_zephyr_108762_every_region_is_reported(sized: Any) -> None:
     elf = firmware()
     elf.load([elf.section(".ccm", 0x1000_0000, 0x40, flags=WA)])
     extra = [region("CCM", 0x1000_0000, 0x1000), region("DTCM", 0x3000_0000, 0x1000)]
@@ -263,20 +267,20 @@ def test_b16_b17_every_region_is_reported(sized: Any) -> None:
 
 
 @pytest.mark.parametrize("name", [".flash_only", ".lower.text", ".bss", ".ddr", "no dot", "ä" * 90])
-def test_b19_b20_names_do_not_matter(sized: Any, name: str) -> None:
+def test_x_heep_858_timsp430_35_names_do_not_matter(sized: Any, name: str) -> None:
     elf = ElfWriter()
     elf.load([elf.section(name, FLASH, b"\x01" * 0x80, flags=WA)])
     assert used(sized(elf)) == {"FLASH": 0x80, "SRAM": 0}
 
 
-def test_b23_free_bytes_are_exact(sized: Any) -> None:
+def test_zephyr_37365_free_bytes_are_exact(sized: Any) -> None:
     elf = ElfWriter()
     elf.load([elf.section(".bss", RAM, 128_000, flags=WA)])
     assert usage(sized(elf), "SRAM").free == 3_072
 
 
 @pytest.mark.parametrize("name", [".data", "uninitialized_ram"])
-def test_b25_b94_zero_bytes_in_the_image(sized: Any, name: str) -> None:
+def test_executorch_21741_pico_sdk_966_zero_bytes_in_the_image(sized: Any, name: str) -> None:
     elf = ElfWriter()
     content = b"\x01" * 100 + bytes(5000) + b"\x02" * 10 + bytes(1023) + b"\x03"
     elf.load([elf.section(name, RAM, content, flags=WA)], paddr=FLASH)
@@ -287,7 +291,7 @@ def test_b25_b94_zero_bytes_in_the_image(sized: Any, name: str) -> None:
     assert "NOBITS" in finding.what
 
 
-def test_b31_stripped_and_without_section_headers(sized: Any) -> None:
+def test_bloaty_9_stripped_and_without_section_headers(sized: Any) -> None:
     whole = used(sized(firmware()))
     stripped = sized(firmware(), symbols=False)
     assert used(stripped) == whole
@@ -300,7 +304,7 @@ def test_b31_stripped_and_without_section_headers(sized: Any) -> None:
     assert "detail" in codes(bare, "note")
 
 
-def test_b40_gap_between_flash_sections(sized: Any) -> None:
+def test_openevse_1241_gap_between_flash_sections(sized: Any) -> None:
     elf = ElfWriter()
     elf.load([elf.section(".a", FLASH, b"\x01" * 0x100, flags=AX)])
     elf.load([elf.section(".b", FLASH + 0xF000, b"\x01" * 0x100, flags=AX)])
@@ -308,7 +312,36 @@ def test_b40_gap_between_flash_sections(sized: Any) -> None:
     assert (flash.used, flash.load_span) == (0x200, 0xF100)
 
 
-def test_b52_b82_outside_every_region(sized: Any) -> None:
+@pytest.mark.parametrize(
+    ("span", "code", "says"),
+    [
+        ({"limit": 0xF100}, None, ""),
+        ({"limit": 0xF0FF}, "budget", "1 B more than budgets.spans.FLASH limit = 61,695 B"),
+        (
+            {"warn": 0xF0FF, "limit": 0xF100},
+            "budget-warn",
+            "1 B more than budgets.spans.FLASH warning mark = 61,695 B",
+        ),
+        ({"limit": "94 %"}, "budget", "more than budgets.spans.FLASH limit = 61,603 B"),
+        ({"limit": "95 %"}, None, ""),
+    ],
+)
+def test_openevse_1241_the_gate_can_use_the_flat_file(
+    sized: Any, span: dict[str, Any], code: str | None, says: str
+) -> None:
+    """0x200 bytes fit any budget of what is used; the file with its gap of 60 KiB does not."""
+    elf = ElfWriter()
+    elf.load([elf.section(".a", FLASH, b"\x01" * 0x100, flags=AX)])
+    elf.load([elf.section(".b", FLASH + 0xF000, b"\x01" * 0x100, flags=AX)])
+    budgets = {"regions": {"FLASH": 0x200}, "spans": {"FLASH": span}}
+    verdict = sized(elf, board(budgets=budgets))
+    assert verdict.exit_code == (1 if code == "budget" else 0)
+    assert [c for c in codes(verdict) if c.startswith("budget")] == ([code] if code else [])
+    assert code is None or says in said(verdict, code)
+    assert code is None or "flat file of FLASH: 61,696 B" in said(verdict, code)
+
+
+def test_simavr_504_zephyr_37658_outside_every_region(sized: Any) -> None:
     elf = firmware()
     elf.load([elf.section(".lost", 0x6000_0000, b"\x01" * 0x40, flags=AX)])
     verdict = sized(elf)
@@ -318,7 +351,7 @@ def test_b52_b82_outside_every_region(sized: Any) -> None:
     assert used(verdict) == {"FLASH": 0x500, "SRAM": 0x300}
 
 
-def test_b83_suspicious_load_address(sized: Any) -> None:
+def test_llvm_163_suspicious_load_address(sized: Any) -> None:
     elf = ElfWriter()
     elf.load([elf.section(".text", FLASH, CODE * 0x80, flags=AX)], paddr=0xFFFF_A000)
     verdict = sized(elf)
@@ -335,13 +368,13 @@ def test_load_addresses_left_at_zero_say_nothing(sized: Any) -> None:
     assert used(sized(elf, board(flash_aliases=[0]))) == {"FLASH": 0x80, "SRAM": 0x80}
 
 
-def test_b85_program_headers_are_not_counted_twice(sized: Any) -> None:
+def test_pyelftools_138_program_headers_are_not_counted_twice(sized: Any) -> None:
     elf = firmware()
     elf.segment(6, 52, FLASH, FLASH, 96, 96)  # PT_PHDR over the first PT_LOAD
     assert used(sized(elf)) == {"FLASH": 0x500, "SRAM": 0x300}
 
 
-def test_b86_reserved_part(sized: Any) -> None:
+def test_zephyr_35460_reserved_part(sized: Any) -> None:
     part = SimpleNamespace(offset=0x1FFE0, size=32, reason="erratum 2.4.5")
     on = board(ram_reserved=[part])
     assert usage(sized(firmware(), on), "SRAM").free == 0x20000 - 32 - 0x300
@@ -353,8 +386,8 @@ def test_b86_reserved_part(sized: Any) -> None:
     assert "uses 16 B" in said(verdict, "reserved")
 
 
-def test_addresses_of_64_bits(sized: Any) -> None:
-    """B73: regions above 2^63."""
+def test_renode_787_addresses_of_64_bits(sized: Any) -> None:
+    """renode#787: regions above 2^63."""
     base = 1 << 63
     elf = ElfWriter(bits=64, machine=ew.RISCV)
     elf.load([elf.section(".bss", base, 0x100, flags=WA)])

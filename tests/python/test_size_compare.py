@@ -77,7 +77,7 @@ def stored(folder: Path, verdict: Verdict, **change: Any) -> Path:
 # -- regions and what they add up from ------------------------------------------------------------
 
 
-def test_b46_bss_is_ram_and_no_flash(tmp_path: Path) -> None:
+def test_px4_28789_bss_is_ram_and_no_flash(tmp_path: Path) -> None:
     result = compared(tmp_path, firmware(), firmware(bss=0x200 + 4096))
     assert changes(result.regions) == {"FLASH": 0, "SRAM": 4096}
     assert causes(result, "SRAM") == [("symbol", "buffer", 4096)]

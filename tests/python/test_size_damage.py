@@ -8,10 +8,10 @@ tens of thousands.
 from __future__ import annotations
 
 import json
-import random
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 
@@ -20,22 +20,27 @@ from elftools.common.exceptions import ELFError
 from elftools.dwarf.structs import DWARFStructs
 
 from archive import write_archive
-from colibri.errors import SizeError
+from colibri.boards import load_board
+from colibri.errors import ColibriError, SizeError
 from colibri.fit import judge
 from colibri.fit.debug_info import check_line_header
 from colibri.fit.format import as_json
+from colibri.fit.stack import StackOptions
+from damage import Try, attacked, damaged
 from dwarf_writer import add_dwarf
 from elf_writer import ElfWriter
 from size_support import FLASH, board, firmware
 from test_size_images import intel_hex, srec
 from test_size_maps import GNU, LLD, firmware_of_map
 from test_size_objects import LONG, an_object, with_comdat
+from test_stack import CI, NAMED, SU
 
 Make = Callable[[Path], bytes]
+BOARD = Path(__file__).parents[2] / "board_configs/boards/pimoroni-pico-plus-2.toml"
 
 
 def dwarf_elf(version: int) -> bytes:
-    elf = firmware(bits=64 if version == 5 else 32)
+    elf = firmware(bits=64 if version % 2 else 32, little=version > 2)
     add_dwarf(elf, [("a.c", "/src", FLASH, 0x200), ("b.c", "/src", FLASH + 0x200, 0x100)], version)
     return elf.build()
 
@@ -45,8 +50,47 @@ def an_archive(folder: Path, style: str) -> bytes:
     return write_archive(folder / "seed.a", content, style).read_bytes()
 
 
+CALLS = """
+[stack]
+fpu = false
+limit = "1 KiB"
+[stack.groups]
+drivers = ["g", "uart_*"]
+[stack.calls]
+"f*" = ["group:drivers", "table:vectors"]
+[stack.frames]
+g = 64
+[stack.recursion]
+g = 4
+[stack.entries]
+f = { priority = 3, limit = 512 }
+"""
+STACK_FILES = {"frames": "a.su", "call graph": "a.ci", "declared calls": "a.toml"}
+
+
+def machine_code(name: str) -> Make:
+    return lambda _: NAMED[name].elf().build()
+
+
+def linked(bits: int, little: bool) -> Make:
+    return lambda _: firmware(bits=bits, little=little).build()
+
+
 FORMATS: dict[str, Make] = {
+    "elf 32 little": linked(32, True),
+    "elf 64 little": linked(64, True),
+    "elf 32 big": linked(32, False),
+    "elf 64 big": linked(64, False),
+    "code arm": machine_code("switch"),
+    "code aarch64": machine_code("a64_switch"),
+    "code riscv": machine_code("rv64_save"),
+    "frames": lambda _: SU.encode(),
+    "call graph": lambda _: CI.encode(),
+    "declared calls": lambda _: CALLS.encode(),
+    "board": lambda _: BOARD.read_bytes(),
     "object with a group": lambda _: with_comdat("a").build(),
+    "debug information 2": lambda _: dwarf_elf(2),
+    "debug information 3": lambda _: dwarf_elf(3),
     "debug information 4": lambda _: dwarf_elf(4),
     "debug information 5": lambda _: dwarf_elf(5),
     "archive gnu": lambda folder: an_archive(folder, "gnu"),
@@ -57,54 +101,59 @@ FORMATS: dict[str, Make] = {
     "map gnu": lambda _: GNU.encode(),
     "map lld": lambda _: LLD.encode(),
 }
-VALUES = [0, 1, 0x0A, 0x20, 0x28, 0x2F, 0x30, 0x39, 0x3A, 0x7F, 0x80, 0xFE, 0xFF]
 
 
-def damaged(whole: bytes, seed: int, times: int) -> Iterator[bytes]:
-    """Cut short, changed bytes, a part left out, a part twice."""
-    rng = random.Random(seed)
-    for _ in range(times):
-        kind, at = rng.randrange(4), rng.randrange(len(whole))
-        length = rng.randrange(1, 40)
-        if kind == 0:
-            yield whole[:at]
-        elif kind == 1:
-            mutant = bytearray(whole)
-            for _ in range(rng.randint(1, 6)):
-                mutant[rng.randrange(len(whole))] = rng.choice([*VALUES, rng.randrange(256)])
-            yield bytes(mutant)
-        elif kind == 2:
-            yield whole[:at] + whole[at + length :]
-        else:
-            yield whole[: at + length] + whole[at:]
-
-
-def is_judged(path: Path, data: bytes) -> bool:
+def is_judged(path: Path, data: bytes, stack: StackOptions | None = None) -> bool:
     """True when the bytes get a result, False when they are refused; anything else fails."""
     path.write_bytes(data)
-    started = time.monotonic()
     try:
-        json.dumps(as_json(judge(path, board(), groups={"all": ["*a*"]})))
+        json.dumps(as_json(judge(path, board(), stack=stack, groups={"all": ["*a*"]})))
         return True
     except SizeError:
         return False
-    finally:
-        assert time.monotonic() - started < 60
+
+
+def is_bounded(folder: Path, table: str, data: bytes) -> bool:
+    """The same for files that the stack analysis reads beside an ELF."""
+    (folder / table).write_bytes(data)
+    given = (folder / table,)
+    options = StackOptions(("f",), (), given)
+    if not table.endswith(".toml"):
+        options = StackOptions(("f",), given)
+    return is_judged(folder / "f.elf", NAMED["push_sub"].elf().build(), options)
+
+
+def is_board(path: Path, data: bytes) -> bool:
+    path.write_bytes(data)
+    try:
+        loaded = load_board(str(path))
+        json.dumps(as_json(judge(firmware().write(path.with_suffix(".elf")), loaded)))
+        return True
+    except ColibriError:
+        return False
 
 
 def attack(folder: Path, name: str, seed: int, times: int) -> None:
     whole = FORMATS[name](folder)
     (folder / "a.o").write_bytes(with_comdat("a").build())
     (folder / LONG).write_bytes(an_object(name="b").build())
-    assert is_judged(folder / "whole", whole)
-    results = [is_judged(folder / "mutant", data) for data in damaged(whole, seed, times)]
+    if name in STACK_FILES:
+        accepts: Try = partial(is_bounded, folder, STACK_FILES[name])
+    elif name.startswith("board"):
+        accepts = partial(is_board, folder / "board.toml")
+    else:
+        stack = StackOptions(("f",)) if name.startswith("code") else None
+        accepts = partial(is_judged, folder / "mutant", stack=stack)
+    mutants = list(damaged(whole, seed, times))
+    assert attacked(accepts, [whole], folder / "kept") == 1
+    accepted = attacked(accepts, mutants, folder / "kept")
     checksummed = name in ("intel hex", "srec")  # what is changed there is found
-    assert (0 if not checksummed else -1) < sum(results) < times
+    assert (-1 if checksummed else 0) < accepted < times
 
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_damaged_files(tmp_path: Path, name: str) -> None:
-    attack(tmp_path, name, 20, 150)
+    attack(tmp_path, name, 20, 80)
 
 
 @pytest.mark.long
@@ -112,6 +161,20 @@ def test_damaged_files(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", FORMATS)
 def test_many_damaged_files(tmp_path: Path, name: str, seed: int) -> None:
     attack(tmp_path, name, 1000 + seed, 2500)
+
+
+def test_an_attack_that_hangs_or_fails_is_told(tmp_path: Path) -> None:
+    def hangs(_: bytes) -> bool:
+        time.sleep(60)
+        return True
+
+    def takes(data: bytes) -> bool:
+        return bool(bytearray(3 << 30)) and bool(data)
+
+    for accepts, says in ((hangs, "no answer in time"), (takes, "MemoryError")):
+        with pytest.raises(pytest.fail.Exception, match=says):
+            attacked(accepts, [b"x"], tmp_path / "kept", deadline=2)
+        assert (tmp_path / "kept").read_bytes() == b"x"
 
 
 @pytest.mark.parametrize("name", ["map gnu", "map lld"])
@@ -199,6 +262,34 @@ def test_units_that_read_everything_again(
     verdict = judge(elf.write(tmp_path / "f.elf"), board())
     assert verdict.verdict == "fits"
     assert "debug-info" in [f.code for f in verdict.findings]
+
+
+def test_a_section_is_read_a_few_times_over_and_no_more(tmp_path: Path) -> None:
+    """60 units with one name of 200,000 letters: all is in order, but the fourteenth is enough."""
+    elf = firmware()
+    head = struct.pack("<HIB", 4, 0, 4) + b"\x01" + bytes(4)
+    elf.section(".debug_info", 0, (struct.pack("<I", len(head)) + head) * 60, flags=0)
+    elf.section(".debug_abbrev", 0, bytes([1, 0x11, 0, 3, 0x0E, 0, 0, 0]), flags=0)
+    elf.section(".debug_str", 0, b"x" * 200_000 + b"\0", flags=0)
+    found = judge(elf.write(tmp_path / "f.elf"), board()).findings
+    (said,) = (f.what for f in found if f.code == "debug-info")
+    assert "47 units cannot be parsed" in said
+
+
+def test_declarations_are_passed_over_a_few_times_and_no_more(tmp_path: Path) -> None:
+    """Units that each begin somewhere else in one long table, and use its last declaration."""
+    elf, one = firmware(), 7
+    codes = ((0x80 | i & 0x7F, 0x80 | i >> 7, 1) for i in range(20_000))
+    table = b"".join(bytes([*code, 0x11, 0, 0, 0]) for code in codes)
+    info = b""
+    for i in range(300):
+        head = struct.pack("<HIB", 4, one * i, 4) + b"\x01"
+        info += struct.pack("<I", len(head)) + head
+    elf.section(".debug_info", 0, info, flags=0)
+    elf.section(".debug_abbrev", 0, table + bytes([1, 0x11, 0, 0, 0, 0]), flags=0)
+    found = judge(elf.write(tmp_path / "f.elf"), board()).findings
+    (said,) = (f.what for f in found if f.code == "debug-info")
+    assert "285 units cannot be parsed" in said
 
 
 def test_units_that_share_one_list_of_ranges(

@@ -63,7 +63,7 @@ TWO: Bytes = {FLASH: b"\x01" * 0x100, FLASH + 0xF000: b"\x02" * 0x80}
 
 
 @pytest.mark.parametrize("form", [intel_hex, srec])
-def test_b40_b52_each_area_in_its_own_region(tmp_path: Path, form: Any) -> None:
+def test_openevse_1241_simavr_504_each_area_in_its_own_region(tmp_path: Path, form: Any) -> None:
     """Several areas with non-zero addresses, a gap of 60 KiB, data memory elsewhere."""
     on = board(region("EEPROM", 0x8080000, 0x800, "nor", "r"))
     path = written(tmp_path, form({**TWO, 0x8080000: b"\x03" * 0x21}))
@@ -78,14 +78,14 @@ def test_b40_b52_each_area_in_its_own_region(tmp_path: Path, form: Any) -> None:
     assert codes(verdict) == ["gaps", "detail"]
 
 
-def test_b52_b82_an_area_outside_every_region(tmp_path: Path) -> None:
+def test_simavr_504_zephyr_37658_an_area_outside_every_region(tmp_path: Path) -> None:
     path = written(tmp_path, intel_hex({FLASH: bytes(16), 0x6000_0000: bytes(32)}))
     verdict = judge(path, board())
     assert [(r.address, r.bytes) for r in verdict.map.outside] == [(0x6000_0000, 32)]
     assert verdict.exit_code == 1
 
 
-def test_b1_an_image_past_the_end_of_flash(tmp_path: Path) -> None:
+def test_micropython_153_an_image_past_the_end_of_flash(tmp_path: Path) -> None:
     verdict = judge(written(tmp_path, srec({FLASH: bytes(0x10010)})), board())
     assert usage(verdict, "FLASH").overflow == 0x10
     assert verdict.exit_code == 1

@@ -147,7 +147,7 @@ def both(tmp_path: Path) -> Verdict:
 # -- a map alone ----------------------------------------------------------------------------------
 
 
-def test_b37_b91_a_map_alone(tmp_path: Path) -> None:
+def test_mbed_os_10109_rusefi_721_a_map_alone(tmp_path: Path) -> None:
     """Long names wrap; load addresses stand on the line; discarded sections are not counted."""
     verdict = judge(written(tmp_path, GNU))
     assert used(verdict) == {"FLASH": 0x150, "RAM": 0x210 + 0x1000, "CCM": 0}
@@ -159,7 +159,7 @@ def test_b37_b91_a_map_alone(tmp_path: Path) -> None:
     assert verdict.map.board is None
 
 
-def test_b35_fill_is_a_row_of_its_own(tmp_path: Path) -> None:
+def test_mapfile_parser_37_fill_is_a_row_of_its_own(tmp_path: Path) -> None:
     verdict = judge(written(tmp_path, GNU))
     sizes = [(s.name, s.size) for s in verdict.symbols]
     assert ("*fill*", 0x10) in sizes
@@ -208,7 +208,9 @@ Linker script and memory map
 """
 
 
-def test_b7_b11_sections_of_a_map_that_store_nothing_and_overlays(tmp_path: Path) -> None:
+def test_llvm_54075_eld_1748_map_sections_that_store_nothing(
+    tmp_path: Path,
+) -> None:
     """`.window` is loaded where `.lines` would be: `.lines` has no bytes, whatever its name."""
     verdict = judge(written(tmp_path, OVERLAYS))
     assert used(verdict) == {"FLASH": 0x100 + 0x80 + 0x180 + 0x280, "RAM": 0x580 + 0x280}
@@ -223,14 +225,14 @@ def test_b7_b11_sections_of_a_map_that_store_nothing_and_overlays(tmp_path: Path
     }
 
 
-def test_b38_an_unused_region_is_at_0_percent(tmp_path: Path) -> None:
+def test_memory_map_plugin_44_an_unused_region_is_at_0_percent(tmp_path: Path) -> None:
     verdict = judge(written(tmp_path, GNU))
     empty = usage(verdict, "CCM")
     assert (empty.used, empty.percent, empty.free) == (0, 0.0, 0x1000)
     assert [u.region.name for u in verdict.map.usages] == ["FLASH", "RAM", "CCM"]
 
 
-def test_b82_the_default_region_is_none(tmp_path: Path) -> None:
+def test_zephyr_37658_the_default_region_is_none(tmp_path: Path) -> None:
     lost = GNU.replace(".rodata         0x08000120", ".rodata         0x60000000", 1)
     verdict = judge(written(tmp_path, lost))
     assert "*default*" not in used(verdict)
@@ -238,7 +240,7 @@ def test_b82_the_default_region_is_none(tmp_path: Path) -> None:
     assert verdict.exit_code == 1
 
 
-def test_b41_a_failed_link(tmp_path: Path, capsys: Any) -> None:
+def test_zephyr_75227_a_failed_link(tmp_path: Path, capsys: Any) -> None:
     """The over-full region comes first, the exit code is 1."""
     tight = GNU.replace("0x20000000         0x00020000", "0x20000000         0x00000180")
     tight = "\n".join(line for line in tight.splitlines() if "__stack" not in line)
@@ -252,8 +254,8 @@ def test_b41_a_failed_link(tmp_path: Path, capsys: Any) -> None:
     assert "does not fit: firmware.map (regions of the linker script)" in out
 
 
-def test_a_map_on_a_board(tmp_path: Path) -> None:
-    """B88: the linker's regions are held against the board's."""
+def test_zephyr_87343_a_map_on_a_board(tmp_path: Path) -> None:
+    """zephyr#87343: the linker's regions are held against the board's."""
     path = written(tmp_path, GNU)
     verdict = judge(path, board(region("CCM", 0x1000_0000, 0x1000)))
     assert used(verdict) == {"FLASH": 0x150, "SRAM": 0x1210, "CCM": 0}
@@ -278,7 +280,7 @@ def test_lld_map_alone(tmp_path: Path) -> None:
     assert verdict.exit_code == 0
 
 
-def test_b22_a_section_that_no_rule_names(tmp_path: Path) -> None:
+def test_openamp_26_a_section_that_no_rule_names(tmp_path: Path) -> None:
     orphan = GNU.replace(" *(.a_section*)\n", "")
     verdict = judge(written(tmp_path, orphan))
     assert "forty_characters" in said(verdict, "orphan")
@@ -307,7 +309,7 @@ def test_data_of_the_script_is_the_linkers(tmp_path: Path) -> None:
     assert {s.name: s.total for s in verdict.attribution.objects}["(linker)"] == 4
 
 
-def test_b62_forbidden_functions_of_a_map(tmp_path: Path) -> None:
+def test_bare_metal_31_forbidden_functions_of_a_map(tmp_path: Path) -> None:
     heap = GNU.replace("                gpio_set", "                malloc")
     assert "malloc (heap) is linked in" in said(
         judge(written(tmp_path, heap), board(region("CCM", 0x1000_0000, 0x1000))), "forbidden"
@@ -340,7 +342,7 @@ def test_maps_that_say_nothing(tmp_path: Path, text: str, says: str) -> None:
         ("(x)", ("(x)", "")),
     ],
 )
-def test_b50_paths_with_blanks_and_letters(text: str, expected: tuple[str, str]) -> None:
+def test_esp_idf_size_paths_with_blanks_and_letters(text: str, expected: tuple[str, str]) -> None:
     assert object_and_library(text) == expected
 
 
@@ -362,7 +364,7 @@ def test_objects_and_libraries(both: Verdict) -> None:
 
 
 @pytest.mark.parametrize("table", ["objects", "libraries", "groups"])
-def test_b49_every_table_adds_up_to_what_is_used(tmp_path: Path, table: str) -> None:
+def test_zephyr_15968_every_table_adds_up_to_what_is_used(tmp_path: Path, table: str) -> None:
     lost = GNU.replace(" .bss           0x20000010      0x1f0 main.o\n", "")
     elf = firmware_of_map()
     del elf.symbols[3]  # `buffer`: 0x1f0 bytes that neither a symbol nor the map owns
@@ -387,13 +389,15 @@ def test_the_linkers_regions_judge_an_elf(both: Verdict) -> None:
         ({"gpio": FLASH + 0x82}, r"gpio_set is at 0x8000080 in the map and at 0x8000082 in f\.elf"),
     ],
 )
-def test_b50_a_map_of_another_build(tmp_path: Path, change: dict[str, int], says: str) -> None:
+def test_esp_idf_size_a_map_of_another_build(
+    tmp_path: Path, change: dict[str, int], says: str
+) -> None:
     path = firmware_of_map(**change).write(tmp_path / "f.elf")
     with pytest.raises(SizeError, match=says):
         judge(path, link_map=written(tmp_path, GNU))
 
 
-def test_b50_a_section_that_the_map_does_not_have(tmp_path: Path) -> None:
+def test_esp_idf_size_a_section_that_the_map_does_not_have(tmp_path: Path) -> None:
     elf = firmware_of_map()
     elf.load([elf.section(".late", FLASH + 0x800, CODE, flags=AX)])
     with pytest.raises(SizeError, match=r"\.late of f\.elf \(2 B at 0x8000800\) is not in the map"):
@@ -433,7 +437,7 @@ def test_maps_are_baselines(tmp_path: Path) -> None:
         "ld-temp.o",
     ],
 )
-def test_b44_no_object_is_blamed_after_lto(tmp_path: Path, name: str) -> None:
+def test_tinyusb_1136_no_object_is_blamed_after_lto(tmp_path: Path, name: str) -> None:
     verdict = judge(written(tmp_path, GNU.replace(" main.o", f" {name}")))
     assert "attribution to objects and libraries is impossible" in said(verdict, "lto")
     assert verdict.attribution.objects == verdict.attribution.libraries == []
@@ -539,7 +543,7 @@ def test_gnu_ld(tmp_path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", TARGETS)
-def test_b41_gnu_ld_that_failed(tmp_path: Path, target: str) -> None:
+def test_zephyr_75227_gnu_ld_that_failed(tmp_path: Path, target: str) -> None:
     done = link(tmp_path, target, flash="512")
     assert done.returncode != 0
     assert not (tmp_path / "a.elf").exists()
@@ -549,7 +553,7 @@ def test_b41_gnu_ld_that_failed(tmp_path: Path, target: str) -> None:
     assert (verdict.verdict, verdict.exit_code) == ("over", 1)
 
 
-def test_b44_gnu_ld_with_lto(tmp_path: Path) -> None:
+def test_tinyusb_1136_gnu_ld_with_lto(tmp_path: Path) -> None:
     """Objects are not blamed; the line table tells what was inlined from which source."""
     done = link(tmp_path, "arm", more=("-flto", "-g"))
     assert done.returncode == 0, done.stderr
@@ -568,7 +572,7 @@ def test_b44_gnu_ld_with_lto(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("flash", ["64K", "512"])
 def test_lld(tmp_path: Path, flash: str) -> None:
-    """B41 also: lld writes the map of a link that runs over."""
+    """zephyr#75227 also: lld writes the map of a link that runs over."""
     need("module:ziglang")
     objects(tmp_path, "arm")
     (tmp_path / "a.ld").write_text(SCRIPT % flash)

@@ -72,7 +72,7 @@ def test_archive_with_a_board_has_no_verdict(tmp_path: Path) -> None:
     assert "upper bound" in verdict.map.rule
 
 
-def test_b97_comdat_groups_are_counted_once(tmp_path: Path) -> None:
+def test_comdat_groups_are_counted_once(tmp_path: Path) -> None:
     content = {f"{n}.o": with_comdat(n).build() for n in ("a", "b", "c")}
     verdict = judge(write_archive(tmp_path / "lib.a", content))
     assert verdict.map.totals["text"] == 3 * 8 + 16
@@ -81,7 +81,7 @@ def test_b97_comdat_groups_are_counted_once(tmp_path: Path) -> None:
     assert "32 B left out" in said(verdict, "comdat")
 
 
-def test_b97_groups_that_are_not_comdat_are_all_counted(tmp_path: Path) -> None:
+def test_comdat_groups_that_are_not_comdat_are_all_counted(tmp_path: Path) -> None:
     content = {}
     for name in ("a", "b"):
         elf = an_object(8, 4, name)
@@ -92,7 +92,7 @@ def test_b97_groups_that_are_not_comdat_are_all_counted(tmp_path: Path) -> None:
     assert "comdat" not in codes(verdict)
 
 
-def test_b97_linkonce_sections_are_counted_once(tmp_path: Path) -> None:
+def test_comdat_linkonce_sections_are_counted_once(tmp_path: Path) -> None:
     content = {}
     for name in ("a", "b"):
         elf = an_object(8, 4, name)
@@ -243,7 +243,7 @@ def test_thin_archive_of_an_archive(tmp_path: Path) -> None:
     assert [m.data for m in members] == [(tmp_path / "b.o").read_bytes()] * 2
 
 
-def test_b97_comdat_of_a_real_compiler(tmp_path: Path) -> None:
+def test_comdat_of_a_real_compiler(tmp_path: Path) -> None:
     need("g++", "ar")
     (tmp_path / "h.h").write_text("inline int shared(int x) { return x * x + 17; }\n")
     for name in ("a", "b"):

@@ -52,7 +52,7 @@ def by_name(rows: Any) -> dict[str, dict[str, int]]:
 @pytest.mark.parametrize("version", [2, 3, 4, 5])
 @pytest.mark.parametrize("little", [True, False])
 @pytest.mark.parametrize("bits", [32, 64])
-def test_b43_b53_sources_of_every_version(
+def test_zephyr_50106_bloaty_126_sources_of_every_version(
     tmp_path: Path, version: int, little: bool, bits: int
 ) -> None:
     """DWARF 2 to 5, both byte orders and widths."""
@@ -101,7 +101,7 @@ def test_ranges_are_relative_to_their_base(tmp_path: Path, bits: int) -> None:
     assert "debug-info" not in codes(verdict)
 
 
-def test_b53_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:
+def test_bloaty_126_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:
     """One unit claims a range that wraps; the other keeps its own."""
     elf = with_dwarf([("bad.c", "/project", FLASH, FLASH - 4), UNITS[1]])
     abbrev = next(s for s in elf.sections if s.name == ".debug_abbrev")
@@ -127,7 +127,7 @@ def test_b53_high_pc_below_low_pc_is_a_warning(tmp_path: Path) -> None:
         (lambda d: b"\x02" + d[1:], ".debug_abbrev"),  # the code that is asked for is not there
     ],
 )
-def test_b43_damaged_debug_information_is_a_warning(
+def test_zephyr_50106_damaged_debug_information_is_a_warning(
     tmp_path: Path, change: Any, section: str
 ) -> None:
     elf = with_dwarf(UNITS)
@@ -204,7 +204,7 @@ void start(void) { for (;;) next(); }
 
 @pytest.mark.parametrize("version", [2, 3, 4, 5])
 @pytest.mark.parametrize("prefix", ["arm-none-eabi-", "riscv64-unknown-elf-", ""])
-def test_b43_sources_of_gcc(tmp_path: Path, version: int, prefix: str) -> None:
+def test_zephyr_50106_sources_of_gcc(tmp_path: Path, version: int, prefix: str) -> None:
     need(f"{prefix}gcc")
     (tmp_path / "one.c").write_text(SOURCE)
     flags = f"-gdwarf-{version} -Os -ffreestanding -nostdlib -static -ffunction-sections -e start"

@@ -108,7 +108,7 @@ def test_totals_are_those_of_gnu_size_and_objcopy(tmp_path: Path, target: str) -
 
 
 @pytest.mark.parametrize("target", PREFIXES)
-def test_b47_canary(tmp_path: Path, target: str) -> None:
+def test_nrf_softsim_194_canary(tmp_path: Path, target: str) -> None:
     before, after = build(tmp_path, target), build(tmp_path, target, size=512 + 1024)
     result = compare(judge(after, board()), before, board())
     assert {d.name: d.delta for d in result.regions}["SRAM"] == 1024
@@ -120,7 +120,7 @@ def test_b47_canary(tmp_path: Path, target: str) -> None:
 
 
 @pytest.mark.parametrize("target", PREFIXES)
-def test_b31_stripped_real_elf(tmp_path: Path, target: str) -> None:
+def test_bloaty_9_stripped_real_elf(tmp_path: Path, target: str) -> None:
     elf = build(tmp_path, target)
     whole = used(judge(elf, board()))
     subprocess.run([f"{PREFIXES[target][0]}strip", elf], check=True)
@@ -190,7 +190,9 @@ CORNER_FLAGS = {
 
 
 @pytest.mark.parametrize("target", CORNER_FLAGS)
-def test_b10_b26_b53_b89_corners_of_real_elfs(tmp_path: Path, target: str) -> None:
+def test_llvm_80336_perry_10571_bloaty_126_corners_of_real_elfs(
+    tmp_path: Path, target: str
+) -> None:
     """TLS, aliases, weak functions, both byte orders, labels: totals are those of GNU size."""
     prefix, flags = CORNER_FLAGS[target]
     need(f"{prefix}gcc", f"{prefix}objcopy", f"{prefix}size")
@@ -220,7 +222,7 @@ def test_b10_b26_b53_b89_corners_of_real_elfs(tmp_path: Path, target: str) -> No
     assert verdict.elf.endian == ("big" if "big" in target else "little")
 
 
-def test_b11_overlays_of_gnu_ld(tmp_path: Path) -> None:
+def test_eld_1748_overlays_of_gnu_ld(tmp_path: Path) -> None:
     prefix, flags = PREFIXES["cortex-m33"]
     need(f"{prefix}gcc")
     (tmp_path / "a.c").write_text(
@@ -248,7 +250,7 @@ def test_b11_overlays_of_gnu_ld(tmp_path: Path) -> None:
         assert verdict.verdict == "fits"
 
 
-def test_b26_folded_functions_of_lld(tmp_path: Path) -> None:
+def test_perry_10571_folded_functions_of_lld(tmp_path: Path) -> None:
     """Identical code folding: one body, both names."""
     prefix, flags = PREFIXES["cortex-m33"]
     need(f"{prefix}gcc", "module:ziglang")
@@ -444,8 +446,8 @@ def test_mutations_never_crash(tmp_path: Path, bits: int, little: bool) -> None:
     assert time.monotonic() - started < 60
 
 
-def test_counts_are_bounded_by_the_file(tmp_path: Path) -> None:
-    """B55: a bogus count or length is refused before anything is allocated for it."""
+def test_ai_on_the_edge_2324_counts_are_bounded_by_the_file(tmp_path: Path) -> None:
+    """A bogus count or length is refused before anything is allocated for it."""
     path = tmp_path / "bogus.elf"
     whole = bytearray(firmware(bits=64).build())
     huge = bytearray(whole)

@@ -81,7 +81,7 @@ CALLS = {
         (32, True, ew.RISCV),
     ],
 )
-def test_b62_shortest_chain_through_circles(
+def test_bare_metal_31_shortest_chain_through_circles(
     tmp_path: Path, bits: int, little: bool, machine: int
 ) -> None:
     """main, loop, format is as short as main, log_line, format: the first user of format wins."""
@@ -233,7 +233,7 @@ def thumb() -> Thumb:
     return made
 
 
-def test_b62_calls_of_machine_code(tmp_path: Path, thumb: Thumb) -> None:
+def test_bare_metal_31_calls_of_machine_code(tmp_path: Path, thumb: Thumb) -> None:
     thumb.call("log_line", "helper", "malloc")
     chain = chain_of(judge(thumb.build(tmp_path / "a.elf"), board()))
     assert chain == Chain(("malloc", "log_line", "main"), "machine code", True)
@@ -389,7 +389,7 @@ MAPPED = [
 
 @pytest.mark.parametrize(("text", "names"), MAPPED, ids=["gnu", "gnu --cref", "lld --cref"])
 @pytest.mark.parametrize("alone", [True, False])
-def test_b62_chain_of_objects_by_the_map(
+def test_bare_metal_31_chain_of_objects_by_the_map(
     tmp_path: Path, text: str, names: list[str], alone: bool
 ) -> None:
     path = tmp_path / "a.map"

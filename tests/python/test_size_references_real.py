@@ -66,7 +66,7 @@ void start(void) { for (;;) { log_line(count); count++; } }
 
 @pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("target", CROSS)
-def test_b62_chain_of_small_firmware(tmp_path: Path, target: str, kept: bool) -> None:
+def test_bare_metal_31_chain_of_small_firmware(tmp_path: Path, target: str, kept: bool) -> None:
     """Section by section relocations are complete; else the calls within an object are code."""
     more = ("-ffunction-sections", "-Wl,--emit-relocs") if kept else ()
     if not kept:
@@ -78,7 +78,7 @@ def test_b62_chain_of_small_firmware(tmp_path: Path, target: str, kept: bool) ->
 
 
 @pytest.mark.parametrize("target", CROSS)
-def test_b62_chain_by_the_map_alone(tmp_path: Path, target: str) -> None:
+def test_bare_metal_31_chain_by_the_map_alone(tmp_path: Path, target: str) -> None:
     link(tmp_path, target, CHAIN)
     prefix, _ = PREFIXES[target]
     subprocess.run([f"{prefix}ar", "rc", "libheap.a", "heap.c.o"], cwd=tmp_path, check=True)
@@ -132,7 +132,7 @@ extern "C" void start() { for (;;) board::Uart::open(count); }
 """
 
 
-def test_b62_new_of_cxx(tmp_path: Path) -> None:
+def test_bare_metal_31_new_of_cxx(tmp_path: Path) -> None:
     need("module:capstone")
     (tmp_path / "heap.c").write_text(HEAP)
     heap = 'extern "C" {' + HEAP + "}"
@@ -181,7 +181,7 @@ def objects_of(text: str) -> tuple[dict[str, str], dict[str, str]]:
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_b62_printf_of_newlib_pulls_malloc_in(tmp_path: Path, kept: bool) -> None:
+def test_bare_metal_31_printf_of_newlib_pulls_malloc_in(tmp_path: Path, kept: bool) -> None:
     """Each link of each chain is one that the linker's own cross references have."""
     need("arm-none-eabi-gcc", "arm-none-eabi-objcopy", f"file:{STDIO}", "module:capstone")
     (tmp_path / "a.c").write_text(NOINLINE + PRINTF)
@@ -302,7 +302,7 @@ def placed(folder: Path, *more: str, source: str = HOT) -> Verdict:
     return judge(folder / "a.elf", on, link_map=folder / "a.map", rules=RULES)
 
 
-def test_b95_placing_by_file_name_does_nothing_under_lto(tmp_path: Path) -> None:
+def test_zephyr_97432_placing_by_file_name_does_nothing_under_lto(tmp_path: Path) -> None:
     without = placed(tmp_path)
     assert codes(without, "error") == ["writable"]
     assert said(without, "writable") == (

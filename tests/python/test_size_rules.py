@@ -95,7 +95,7 @@ def hot_firmware(*names: str) -> ElfWriter:
     return elf
 
 
-def test_b95_a_required_symbol_has_to_be_in_its_region(tmp_path: Path) -> None:
+def test_zephyr_97432_a_required_symbol_has_to_be_in_its_region(tmp_path: Path) -> None:
     on = board(ITCM)
     rules = {"dot": "ITCM", "main": "FLASH", "table": "SRAM", "buffer": ""}
     assert held(tmp_path, hot_firmware("dot"), on, required=rules).exit_code == 0

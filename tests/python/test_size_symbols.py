@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`colibri size`: symbols, verdict and baseline, on ELFs whose right answer is known by hand.
 
-Tests are named after the public reports that they cover (B1, B4, ...): faults that users of other
-size and map tools met. Each ELF is the smallest one that shows the fault.
+Tests are named after the public reports that they cover, as project and number: faults that users
+of other size and map tools met. Each ELF is the smallest one that shows the fault.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from colibri.fit.budgets import Figure
 from colibri.fit.compare import compare
 from colibri.fit.format import as_json
 from elf_writer import ARM, AX, FUNC, NOTYPE, OBJECT, WA, A, ElfWriter
-from size_support import CODE, FLASH, RAM, board, codes, firmware, judge_in, said
+from size_support import CODE, FLASH, RAM, board, codes, firmware, judge_in, said, usage
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def sized(tmp_path: Path) -> Callable[..., Verdict]:
 # -- symbols --------------------------------------------------------------------------------------
 
 
-def test_b26_aliases_are_charged_once(sized: Any) -> None:
+def test_perry_10571_aliases_are_charged_once(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH, CODE * 0x20, flags=AX)
     elf.load([text])
@@ -44,7 +44,7 @@ def test_b26_aliases_are_charged_once(sized: Any) -> None:
     assert symbol.aliases == ("folded_b", "local")
 
 
-def test_b28_thumb_bit_of_functions_only(sized: Any) -> None:
+def test_pyelftools_197_thumb_bit_of_functions_only(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH, CODE * 0x100, flags=AX)
     data = elf.section(".bss", RAM, 0x200, flags=WA)
@@ -73,7 +73,7 @@ def test_b28_thumb_bit_of_functions_only(sized: Any) -> None:
         (ARM, "$total", OBJECT, ew.GLOBAL, True),
     ],
 )
-def test_b29_b89_labels_own_nothing(
+def test_dynamorio_5646_riscv_gnu_toolchain_1036_labels_own_nothing(
     sized: Any, machine: int, name: str, kind: int, bind: int, shown: bool
 ) -> None:
     elf = ElfWriter(machine=machine)
@@ -83,7 +83,9 @@ def test_b29_b89_labels_own_nothing(
     assert [s.name for s in sized(elf).symbols] == ([name] if shown else [])
 
 
-def test_b89_sizes_end_at_the_next_symbol_and_at_the_section(sized: Any) -> None:
+def test_riscv_gnu_toolchain_1036_sizes_end_at_symbol_or_section(
+    sized: Any,
+) -> None:
     elf = ElfWriter(machine=ew.RISCV)
     text = elf.section(".text", FLASH, CODE * 0x20, flags=AX)
     elf.load([text])
@@ -109,6 +111,20 @@ def test_symbols_without_a_size_own_nothing_and_cut_nothing(sized: Any) -> None:
     assert (symbol.name, symbol.size, symbol.clipped) == ("whole", 0x40, False)
 
 
+def test_thread_local_symbols_without_a_template_own_nothing(sized: Any) -> None:
+    """Their value is an offset into a TLS segment. There is none, so it is no address."""
+    elf = ElfWriter()
+    elf.load([elf.section(".text", FLASH, CODE * 0x40, flags=AX)])
+    data = elf.section(".data", RAM, b"\x07" * 0x100, flags=WA)
+    elf.load([data], paddr=FLASH + 0x80)
+    elf.symbol("table", RAM, 0x80, OBJECT, section=data)
+    elf.symbol("errno", RAM + 0x80, 8, ew.TLS, section=data)
+    verdict = sized(elf)
+    assert [s.name for s in verdict.symbols] == ["table"]
+    assert usage(verdict, "SRAM").unattributed == 0x80
+    assert [s.place for s in verdict.elf.symbols if s.name == "errno"] == ["OTHER"]
+
+
 def test_a_strong_name_stands_before_a_weak_one(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH, CODE * 0x20, flags=AX)
@@ -119,7 +135,7 @@ def test_a_strong_name_stands_before_a_weak_one(sized: Any) -> None:
     assert (symbol.name, symbol.aliases) == ("handler", ("a_default",))
 
 
-def test_b32_names_are_data(sized: Any, capsys: Any) -> None:
+def test_platformio_5040_names_are_data(sized: Any, capsys: Any) -> None:
     elf = firmware()
     name = 'a::operator()(int, char)::{lambda "x", [bold]}\x1b[31m\n'
     elf.symbol(name, FLASH + 0x380, 4, OBJECT, section=1)
@@ -136,7 +152,7 @@ def test_b32_names_are_data(sized: Any, capsys: Any) -> None:
     assert "[bold]" in out
 
 
-def test_b34_absolute_and_common_symbols_are_not_memory(sized: Any) -> None:
+def test_eld_445_absolute_and_common_symbols_are_not_memory(sized: Any) -> None:
     elf = ElfWriter(kind=ew.REL)
     elf.section(".text", 0, CODE * 4, flags=AX)
     elf.symbol("constant", 0x40000, 4, OBJECT, section=ew.ABS)
@@ -147,7 +163,7 @@ def test_b34_absolute_and_common_symbols_are_not_memory(sized: Any) -> None:
     assert verdict.map.totals == {"text": 8, "rodata": 0, "data": 0, "bss": 0}
 
 
-def test_b35_b49_fill_is_unattributed_and_sums_match(sized: Any) -> None:
+def test_mapfile_parser_37_zephyr_15968_fill_is_unattributed_and_sums_match(sized: Any) -> None:
     elf = ElfWriter()
     text = elf.section(".text", FLASH, b"\x01" * 0xC000, flags=AX)
     elf.load([text])
@@ -203,7 +219,7 @@ def test_shared_object_without_final_addresses(sized: Any) -> None:
         ("print", False),
     ],
 )
-def test_b62_forbidden_symbols(sized: Any, name: str, forbidden: bool) -> None:
+def test_bare_metal_31_forbidden_symbols(sized: Any, name: str, forbidden: bool) -> None:
     elf = firmware()
     elf.symbol(name, FLASH + 0x301, 0x20, FUNC, section=1)
     verdict = sized(elf)
@@ -211,7 +227,7 @@ def test_b62_forbidden_symbols(sized: Any, name: str, forbidden: bool) -> None:
     assert verdict.exit_code == int(forbidden)
 
 
-def test_b62_undefined_malloc(sized: Any) -> None:
+def test_bare_metal_31_undefined_malloc(sized: Any) -> None:
     elf = firmware()
     elf.symbol("malloc", 0, 0, NOTYPE, section=0)
     assert "needed but not defined" in said(sized(elf), "forbidden")
@@ -267,7 +283,7 @@ def test_other_budgets(sized: Any, field: str, value: int) -> None:
 # -- baseline -------------------------------------------------------------------------------------
 
 
-def test_b46_b47_canary_of_one_kib(tmp_path: Path) -> None:
+def test_px4_28789_nrf_softsim_194_canary_of_one_kib(tmp_path: Path) -> None:
     before = firmware().write(tmp_path / "before.elf")
     after = firmware(bss=0x200 + 1024).write(tmp_path / "after.elf")
     result = compare(judge(after, board()), before, board())

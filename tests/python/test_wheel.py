@@ -71,6 +71,7 @@ def test_wheel_carries_no_more_than_it_should(wheel: Path) -> None:
         "py.typed",
         "_core.pyi",
         "families/qwen2_moe.toml",
+        "project/project.schema.json",
         "report/page.html.j2",
         "report/page.css",
         "report/page.js",

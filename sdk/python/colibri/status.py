@@ -196,7 +196,8 @@ _RULES: dict[int, _Rule] = {
              lambda s: f"reset({s.where}), then give it its tokens again"),
     20: _Rule(DoesNotFitError, lambda s: f"memory region {s.where} has {s.have:,} bytes",
               _need("give it", " bytes")),
-    21: _Rule(PlanError, lambda s: f"memory region {s.where} is not aligned",
+    21: _Rule(PlanError, lambda s: f"memory region {s.where} is not aligned"
+              + (f": its address is {s.have} past a multiple of {s.need}" if s.have else ""),
               _need("its address must be a multiple of")),
     22: _Rule(PlanError, _limit, _limit_hint),
     23: _Rule(EngineError, _text("the floating-point unit does not round to nearest or flushes "

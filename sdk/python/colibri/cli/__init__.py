@@ -149,13 +149,17 @@ def _ends_cleanly() -> Iterator[None]:
 
 
 def _prepare_streams() -> None:
-    """Makes printing safe: a closed stream swallows, a character it cannot encode becomes `?`."""
+    """Makes printing safe: a closed stream swallows, a character it cannot encode becomes `?`.
+
+    On Windows a pipe or a file gets UTF-8, not the code page, which lacks most letters.
+    """
+    encoding = "utf-8" if os.name == "nt" else None
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:
             setattr(sys, name, io.StringIO())
         elif hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
+            stream.reconfigure(encoding=encoding, errors="replace")
 
 
 def _abandon_stdout() -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fnmatch import translate
+from typing import NamedTuple
 
 from colibri.errors import SizeError
 from colibri.fit.debug_info import Sources
@@ -31,8 +32,7 @@ NOT_SOURCES = (UNATTRIBUTED, NO_SOURCE, STACK_NAME)
 _FIELDS = ("symbol", "section", "object", "library", "source", "region")
 
 
-@dataclass(frozen=True, slots=True)
-class Owned:
+class Owned(NamedTuple):
     """Bytes of one owner, by region (of objects: by group of the totals)."""
 
     charged: Mapping[str, int]
@@ -106,12 +106,15 @@ def attribution(
 
 def _owned_symbols(elf: Elf, table: SymbolTable, sources: Sources) -> Iterator[Owned]:
     finder = PartFinder(elf.link_map) if elf.link_map is not None else None
-    paths = _by_basename(sources.files)
+    paths = _by_basename([*sources.files, *sources.variables.values()])
     for row in table.rows:
         row.object, row.library = _origin(elf, row, finder)
         section = elf.sections[row.section]
-        pieces = list(sources.split(row.address, row.size)) if section.executable else []
-        row.source = _most(pieces) or paths.get(row.file, row.file)
+        pieces: list[tuple[str, int, int]] = []
+        if section.executable and sources.starts:
+            pieces = list(sources.split(row.address, row.size))
+        row.source = _most(pieces) or sources.variables.get(row.address, "")
+        row.source = row.source or paths.get(row.file, row.file)
         if row.kind == "STACK":
             row.source = row.name
         owned = Owned(row.charged, row.name, section.name, row.object, row.library, row.source)
@@ -136,8 +139,8 @@ def _inlined(owned: Owned, pieces: Iterable[tuple[str, int, int]]) -> Iterator[O
     for file, _, size in pieces:
         taken = {region: min(size, rest) for region, rest in left.items()}
         left = {region: rest - taken[region] for region, rest in left.items()}
-        yield replace(owned, charged=taken, source=file or owned.source)
-    yield replace(owned, charged=left)
+        yield owned._replace(charged=taken, source=file or owned.source)
+    yield owned._replace(charged=left)
 
 
 def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, str]:
@@ -152,8 +155,10 @@ def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, s
     return (FILL_NAME if part.fill else part.object or LINKER), part.library
 
 
-def _most(pieces: Iterable[tuple[str, int, int]]) -> str:
+def _most(pieces: Sequence[tuple[str, int, int]]) -> str:
     """The source that most bytes of a function come from."""
+    if len(pieces) == 1:
+        return pieces[0][0]
     sizes: dict[str, int] = {}
     for file, _, size in pieces:
         sizes[file] = sizes.get(file, 0) + size
@@ -181,12 +186,9 @@ def _rest(elf: Elf, table: SymbolTable) -> Iterator[Owned]:
             yield Owned(charged, "", output.name, origin, part.library)
 
 
-def _charged(table: SymbolTable, section: int, address: int, size: int) -> dict[str, int]:
-    charged: dict[str, int] = {}
-    for name, _, new in table.charger.charge(section, address, size):
-        if name is not None and new:
-            charged[name] = charged.get(name, 0) + new
-    return charged
+def _charged(table: SymbolTable, section: int, address: int, size: int) -> Mapping[str, int]:
+    charged = table.charger.charge(section, address, size)
+    return table.charger.sums(part for part in charged if part[2])
 
 
 def _left(placed: MemoryMap, owned: Iterable[Owned]) -> dict[str, int]:

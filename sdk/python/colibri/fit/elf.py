@@ -14,19 +14,22 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from elftools.common.exceptions import ELFError
-from elftools.common.utils import struct_parse
 from elftools.construct import ConstructError
-from elftools.elf.elffile import ELFFile
 
 from colibri.errors import SizeError
 from colibri.fit.elf_tables import (
+    SYMBOL_INFO,
+    ProgramHeader,
     SectionHeader,
-    SymbolEntry,
+    file_header,
+    file_size,
     header_size,
+    program_headers,
     section_headers,
+    segment_size,
     symbol_entries,
     symbol_size,
 )
@@ -56,6 +59,7 @@ DAMAGED = (
     RuntimeError,
 )
 _CHUNK = 1 << 20
+_CLASSES, _ORDERS = {1: 32, 2: 64}, {1: "<", 2: ">"}
 GRP_COMDAT = 1
 _PLACES = {0: "UNDEF", 0xFFF1: "ABS", 0xFFF2: "COMMON"}
 #: Longer names are cut: a table without terminators must not make every name the whole file.
@@ -132,8 +136,7 @@ class Segment:
     flags: int
 
 
-@dataclass(frozen=True, slots=True)
-class Symbol:
+class Symbol(NamedTuple):
     """One symbol; ``section`` is an index, or None with ``place`` UNDEF, ABS, COMMON or OTHER.
 
     ``file`` is the source file that the table names before a local symbol. ``thumb``: an Arm
@@ -231,20 +234,21 @@ def read_elf_bytes(data: bytes, name: Path) -> Elf:
 
 
 class _Reader:
-    """Parses with pyelftools' structures, after bounding each table by the file's size."""
+    """Reads tables, after bounding each by the file's size."""
 
     def __init__(self, path: Path, stream: BinaryIO, size: int) -> None:
         self.path = path
         self.stream = stream
         self.size = size
-        self.check_magic()
-        try:
-            self.elf: Any = ELFFile(stream)
-        except DAMAGED as error:
-            raise self.bad("ELF header", f"cannot be parsed ({type(error).__name__})") from error
-        self.header: Any = self.elf.header
-        self.bits: int = self.elf.elfclass
-        self.order = "<" if self.elf.little_endian else ">"
+        ident = self.check_magic()
+        if len(ident) < 16 or ident[4] not in _CLASSES or ident[5] not in _ORDERS:
+            raise self.bad("ELF header", f"has class and byte order {ident[4:6].hex(' ')}")
+        self.bits, self.order = _CLASSES[ident[4]], _ORDERS[ident[5]]
+        length = file_size(self.bits)
+        data = stream.read(length)
+        if len(data) < length:
+            raise self.bad("ELF header", f"needs {16 + length} bytes of a {size} byte file")
+        self.header = file_header(data, self.order, self.bits)
         self.to_scan = self.size  # bytes that zero_bytes may still read; sections do not overlap
 
     def bad(self, field: str, what: str) -> SizeError:
@@ -255,10 +259,11 @@ class _Reader:
             hint="the file is damaged or truncated, link or copy it again",
         )
 
-    def check_magic(self) -> None:
+    def check_magic(self) -> bytes:
+        """The first 16 bytes, ``e_ident``."""
         first = self.stream.read(16)
         if first[:4] == b"\x7fELF":
-            return
+            return first
         seen = f"it starts with {first[:8].hex(' ')}" if first else "it is empty"
         hint = "give the linked firmware with its ELF header (firmware.elf), not a .bin or an image"
         looks = next((f"looks like {t}" for m, t in _LOOKS_LIKE if first.startswith(m)), hint)
@@ -267,10 +272,10 @@ class _Reader:
         )
 
     def read(self) -> Elf:
-        kind = KINDS.get(self.header["e_type"])
+        kind = KINDS.get(self.header.kind)
         if kind is None:
             raise SizeError(
-                f"{self.header['e_type']} has no size verdict",
+                f"{self.header.kind} has no size verdict",
                 file=self.path,
                 field="e_type",
                 hint="give an executable, a shared or a relocatable object",
@@ -287,33 +292,19 @@ class _Reader:
             path=self.path,
             file_size=self.size,
             bits=self.bits,
-            endian="little" if self.elf.little_endian else "big",
-            machine=str(self.header["e_machine"]).removeprefix("EM_"),
+            endian="little" if self.order == "<" else "big",
+            machine=self.header.machine,
             kind=kind,
-            header_bytes=self.header["e_phoff"] + len(segments) * self.header["e_phentsize"],
+            header_bytes=self.header.segments_at + len(segments) * self.header.segment_size,
             sections=sections,
             segments=segments,
             symbols=symbols,
             stripped=not any(s.kind == "SYMTAB" for s in sections),
-            entry=self.header["e_entry"],
-            flags=self.header["e_flags"],
+            entry=self.header.entry,
+            flags=self.header.flags,
         )
 
     # -- tables ---------------------------------------------------------------------------------
-
-    def table(self, field: str, offset: int, count: int, entry: int, layout: Any) -> Iterator[Any]:
-        """Parse ``count`` records of ``entry`` bytes, all of which must lie in the file."""
-        if entry != layout.sizeof():
-            raise self.bad(field, f"entries are {entry} bytes, not {layout.sizeof()}")
-        if offset + count * entry > self.size:
-            raise self.bad(
-                field, f"needs bytes {offset}..{offset + count * entry} of a {self.size} byte file"
-            )
-        for index in range(count):
-            try:
-                yield struct_parse(layout, self.stream, offset + index * entry)
-            except DAMAGED as error:
-                raise self.bad(f"{field} entry {index}", f"cannot be parsed ({error})") from error
 
     def block(self, field: str, offset: int, count: int, entry: int, right: int) -> bytes:
         """The bytes of a whole table, after checking its entry size and that it is there."""
@@ -325,18 +316,17 @@ class _Reader:
         return self.bytes_at(offset, end - offset)
 
     def headers(self, field: str, count: int) -> list[SectionHeader]:
-        offset, entry = self.header["e_shoff"], self.header["e_shentsize"]
+        offset, entry = self.header.sections_at, self.header.section_size
         data = self.block(field, offset, count, entry, header_size(self.bits))
         return list(section_headers(data, self.order, self.bits))
 
     def sections(self) -> tuple[Section, ...]:
-        if self.header["e_shoff"] == 0:
+        if self.header.sections_at == 0:
             return ()
         (first,) = self.headers("section header 0", 1)
-        count = self.header["e_shnum"] or first.size  # extended numbering
+        count = self.header.section_count or first.size  # extended numbering
         headers = self.headers("section header table", count)
-        names_at = self.header["e_shstrndx"]
-        names_at = first.link if names_at in (0xFFFF, "SHN_XINDEX") else names_at
+        names_at = first.link if self.header.names == 0xFFFF else self.header.names
         for index, header in enumerate(headers):
             self.check_section(index, header)
         names = self.strings(headers, names_at)
@@ -375,7 +365,7 @@ class _Reader:
         )
 
     def strings(self, headers: list[SectionHeader], index: int) -> bytes:
-        if not isinstance(index, int) or not 0 < index < len(headers):
+        if not 0 < index < len(headers):
             return b""
         if headers[index].kind in ("NOBITS", "NULL"):
             return b""
@@ -400,42 +390,41 @@ class _Reader:
         return tuple(replace(s, group=marks[s.index]) if s.index in marks else s for s in sections)
 
     def segments(self) -> Iterator[Segment]:
-        count = self.header["e_phnum"]
-        if count == 0xFFFF and self.header["e_shoff"]:  # PN_XNUM: the count is in section 0
+        count = self.header.segment_count
+        if count == 0xFFFF and self.header.sections_at:  # PN_XNUM: the count is in section 0
             (first,) = self.headers("section header 0", 1)
             count = first.info
         if count == 0:
             return
-        entry, layout, loads = self.header["e_phentsize"], self.elf.structs.Elf_Phdr, 0
-        for index, header in enumerate(
-            self.table("program header table", self.header["e_phoff"], count, entry, layout)
-        ):
-            kind = str(header["p_type"]).removeprefix("PT_")
-            if kind == "LOAD":
+        at, entry = self.header.segments_at, self.header.segment_size
+        data = self.block("program header table", at, count, entry, segment_size(self.bits))
+        loads = 0
+        for index, header in enumerate(program_headers(data, self.order, self.bits)):
+            if header.kind == "LOAD":
                 self.check_load(index, header)
                 loads += 1
                 if loads > MAX_LOADS:
                     raise self.bad("program header table", f"has over {MAX_LOADS} PT_LOAD entries")
             yield Segment(
                 index=index,
-                kind=kind,
-                offset=header["p_offset"],
-                address=header["p_vaddr"],
-                load=header["p_paddr"],
-                file_size=header["p_filesz"],
-                memory_size=header["p_memsz"],
-                flags=header["p_flags"],
+                kind=header.kind,
+                offset=header.offset,
+                address=header.address,
+                load=header.load,
+                file_size=header.file_size,
+                memory_size=header.memory_size,
+                flags=header.flags,
             )
 
-    def check_load(self, index: int, header: Any) -> None:
-        where, size = f"program header {index}", header["p_filesz"]
-        if size > header["p_memsz"]:
-            raise self.bad(where, f"has p_filesz {size} above p_memsz {header['p_memsz']}")
-        if header["p_offset"] + size > self.size:
-            end = header["p_offset"] + size
+    def check_load(self, index: int, header: ProgramHeader) -> None:
+        where, size = f"program header {index}", header.file_size
+        if size > header.memory_size:
+            raise self.bad(where, f"has p_filesz {size} above p_memsz {header.memory_size}")
+        end = header.offset + size
+        if end > self.size:
             raise self.bad(where, f"ends at byte {end} of a {self.size} byte file")
-        self.check_range(where, header["p_vaddr"], header["p_memsz"])
-        self.check_range(where, header["p_paddr"], size)
+        self.check_range(where, header.address, header.memory_size)
+        self.check_range(where, header.load, size)
 
     # -- symbols --------------------------------------------------------------------------------
 
@@ -450,34 +439,29 @@ class _Reader:
         extended = self.extended_indices(table, sections)
         where, count = f"section {table.name}", table.size // entry
         data = self.block(where, table.offset, count, table.entry_size, entry)
-        file, arm = "", self.header["e_machine"] == "EM_ARM"
-        for index, symbol in enumerate(symbol_entries(data, self.order, self.bits)):
-            wide = extended[index] if index < len(extended) else 0
-            section, place = _home(symbol.section, wide, len(sections))
-            name, local = _name(names, symbol.name), symbol.binding == "LOCAL"
-            if symbol.kind == "TLS" and tls_base is None and self.header["e_type"] != "ET_REL":
+        file, arm = "", self.header.machine == "ARM"
+        linked = self.header.kind != "ET_REL"
+        most = min(len(sections), 0xFF00)
+        for index, (at, value, size, info, home) in enumerate(
+            symbol_entries(data, self.order, self.bits)
+        ):
+            kind, binding = SYMBOL_INFO[info]
+            section: int | None = home
+            place, thumb = "", False
+            if not 0 < home < most:
+                wide = extended[index] if index < len(extended) else 0
+                section, place = _home(home, wide, len(sections))
+            name = _name(names, at)
+            if kind == "FUNC" and arm:
+                value, thumb = value & ~1, value & 1 == 1  # data may really live at odd addresses
+            elif kind == "TLS" and linked and tls_base is None:
                 section, place = None, "OTHER"  # an offset into a template that is not there
-            if symbol.kind == "FILE":
+            elif kind == "TLS" and linked:
+                value += tls_base or 0  # an offset into the template
+            elif kind == "FILE":
                 file = name
-            address = self.symbol_address(symbol, tls_base)
-            yield Symbol(
-                name=name,
-                address=address,
-                size=symbol.size,
-                kind=symbol.kind,
-                binding=symbol.binding,
-                section=section,
-                place=place,
-                thumb=arm and symbol.kind == "FUNC" and symbol.value & 1 == 1,
-                file=file if local else "",
-            )
-
-    def symbol_address(self, symbol: SymbolEntry, tls_base: int | None) -> int:
-        if symbol.kind == "FUNC" and self.header["e_machine"] == "EM_ARM":
-            return symbol.value & ~1  # the Thumb bit; data may really live at odd addresses
-        if symbol.kind == "TLS" and self.header["e_type"] != "ET_REL":
-            return symbol.value + (tls_base or 0)  # an offset into the template
-        return symbol.value
+            local = file if binding == "LOCAL" else ""
+            yield Symbol(name, value, size, kind, binding, section, place, thumb, local)
 
     def extended_indices(self, table: Section, sections: tuple[Section, ...]) -> tuple[int, ...]:
         """Section numbers above 0xfeff live in a table of their own beside the symbols."""
@@ -512,13 +496,12 @@ class _Reader:
 def _name(table: bytes, offset: int) -> str:
     if not 0 <= offset < len(table):
         return ""
-    text = table[offset : offset + _NAME_LIMIT]
-    return text.split(b"\x00", 1)[0].decode("utf-8", "replace")
+    end = table.find(b"\x00", offset, offset + _NAME_LIMIT)
+    return table[offset : end if end >= 0 else offset + _NAME_LIMIT].decode("utf-8", "replace")
 
 
 def _home(index: int, wide: int, count: int) -> tuple[int | None, str]:
+    """The section of a symbol whose number is not simply one, and what it is instead."""
     if index == 0xFFFF:  # the number did not fit 16 bits
         return (wide, "") if 0 < wide < count else (None, "OTHER")
-    if 0 < index < min(count, 0xFF00):
-        return index, ""
     return None, _PLACES.get(index, "OTHER")

@@ -98,7 +98,7 @@ def _read_one(path: Path, format: str, base: int | None) -> Elf:
     return replace(
         elf,
         sections=tuple(replace(s, member=path.name) for s in elf.sections),
-        symbols=tuple(s if s.section else replace(s, member=path.name) for s in elf.symbols),
+        symbols=tuple(s if s.section else s._replace(member=path.name) for s in elf.symbols),
     )
 
 

@@ -13,6 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from colibri.errors import SizeError
 from colibri.fit.elf import Elf, MemoryRange
@@ -28,7 +29,8 @@ _GNU_EARLIER = (
     "As-needed library included",
 )
 _LLD_MARK = re.compile(r"\s*VMA\s+LMA\s+Size\s+Align\s+Out\s+In\s+Symbol")
-_LIMIT = 128 << 20
+#: Most bytes of a map: some 190,000 input sections, which take 10 s and 400 MB.
+MAX_MAP_BYTES = 32 << 20
 #: Objects that a linker makes out of all others when it optimises at link time.
 _LTO_OBJECT = re.compile(
     r"\.ltrans\d*\.(ltrans\.)?o$|\.lto\.o$|lto\.tmp$|ld-temp\.o$|\.lto\.\d+\.o$"
@@ -46,8 +48,7 @@ _NOT_LOADED = re.compile(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class MapPart:
+class MapPart(NamedTuple):
     """Bytes of one input section (or fill, or data of the script) in an output section."""
 
     name: str
@@ -104,9 +105,8 @@ class LinkMap:
     @property
     def lto(self) -> bool:
         """Whether objects are the linker's own: link-time optimisation has mixed all sources."""
-        return any(
-            _LTO_OBJECT.search(part.object) for s in self.loaded for part in s.parts if part.size
-        )
+        objects = {part.object for s in self.loaded for part in s.parts if part.size}
+        return any(_LTO_OBJECT.search(name) for name in objects)
 
 
 class CrossReferences:
@@ -152,8 +152,12 @@ def read_map(path: Path) -> LinkMap:
         what = "is not a regular file" if path.exists() else "does not exist"
         raise SizeError(what, file=path, hint="link with -Wl,-Map=FILE")
     try:
-        if path.stat().st_size > _LIMIT:
-            raise SizeError(f"is larger than {_LIMIT:,} bytes", file=path, hint="give a map file")
+        if path.stat().st_size > MAX_MAP_BYTES:
+            raise SizeError(
+                f"has {path.stat().st_size:,} bytes; maps of up to {MAX_MAP_BYTES:,} are read",
+                file=path,
+                hint="give the ELF without its map",
+            )
         text = path.read_text(encoding="utf-8", errors="replace").lstrip("\ufeff")
     except OSError as error:
         raise SizeError(f"cannot be read: {error.strerror}", file=path) from error

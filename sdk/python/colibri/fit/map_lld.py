@@ -38,8 +38,8 @@ def parse_lld(path: Path, text: str) -> LinkMap:
         found = _LINE.fullmatch(line[:_LIMIT].rstrip())
         if found is None:
             continue
-        address, load, size = (int(found[i], 16) for i in (1, 2, 3))
-        what = found[5]
+        run, stored, length, what = found.group(1, 2, 3, 5)
+        address, load, size = int(run, 16), int(stored, 16), int(length, 16)
         depth = len(what) - len(what.lstrip(" "))
         what = what.strip()
         if depth >= 16:

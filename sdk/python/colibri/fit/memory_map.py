@@ -9,7 +9,7 @@ the same place they cost it once. What is counted is written out in :data:`COUNT
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from colibri.application import checked_application
@@ -221,12 +221,12 @@ class _Locator:
         loads: list[Place] = []
         # Run places first, so that fallbacks find them; upwards, so that overflow chains work.
         for place in sorted(places, key=lambda p: (p.role == "load", p.address)):
-            place = replace(place, pieces=self.pieces(place))
+            place = place._replace(pieces=self.pieces(place))
             run = runs.get(place.key)
             if run is None:
                 runs[place.key] = place
             elif run.pieces == place.pieces:  # one place, seen through two windows
-                runs[place.key] = replace(run, role="both")
+                runs[place.key] = run._replace(role="both")
             elif place.pieces[0].region is None and run.pieces[0].region is not None:
                 self.suspicious(place)
             else:

@@ -86,7 +86,7 @@ class _Joined:
             self.unsized.append(name)
         moved = dict(self.place(elf, name, len(self.objects)))
         self.symbols += (
-            replace(s, member=name) if s.section is None else replace(s, section=moved[s.section])
+            s._replace(member=name) if s.section is None else s._replace(section=moved[s.section])
             for s in elf.symbols
             if s.section is None or s.section in moved
         )

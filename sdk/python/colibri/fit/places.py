@@ -9,9 +9,9 @@ or ``both`` (one place for the two).
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from typing import NamedTuple
 
 from colibri.application import ROW
 from colibri.errors import SizeError
@@ -23,8 +23,7 @@ MODEL_BASE, MODEL_SIZE = "colibri_model_base", "colibri_model_size"
 STACK_BOTTOM, STACK_TOP = "__stack_bottom", "__stack_top"
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Bytes that something occupies; the run and the load place of one thing share ``key``.
 
     ``kind`` is section, segment, image, stack or application. The role ``loose`` means: in
@@ -45,14 +44,18 @@ class Place:
     def stored(self) -> bool:
         return self.role in ("load", "both")
 
-    def part(self, offset: int, size: int) -> Iterator[Piece]:
+    def part(self, offset: int, size: int) -> list[Piece]:
         """The pieces of the ``size`` bytes that begin ``offset`` bytes into this place."""
-        at = 0
+        first = self.pieces[0]
+        if offset >= 0 and size > 0 and offset + size <= first.size:
+            return [Piece(first.region, first.start + offset, size)]
+        at, found = 0, []
         for piece in self.pieces:
             start, end = max(at, offset), min(at + piece.size, offset + size)
             if start < end:
-                yield Piece(piece.region, piece.start + start - at, end - start)
+                found.append(Piece(piece.region, piece.start + start - at, end - start))
             at += piece.size
+        return found
 
 
 class PlaceFinder:
@@ -145,10 +148,10 @@ class PlaceFinder:
         if load is None or self.run_only:
             yield run
         elif load == run.address:
-            yield replace(run, role="both")
+            yield run._replace(role="both")
         else:
             yield run
-            yield replace(run, role="load", address=load)
+            yield run._replace(role="load", address=load)
 
     def segment_of(self, section: Section) -> Segment | None:
         """The loadable segment with this section's bytes at this section's address."""

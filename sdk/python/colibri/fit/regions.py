@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from colibri.errors import SizeError
 
@@ -67,8 +67,7 @@ class Region:
         return bool(self.access) and "w" not in self.access
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """Bytes ``[start, start + size)`` in home addresses of a region; None is outside of all."""
 
     region: Region | None
@@ -225,6 +224,14 @@ class Extent:
         """Cover ``[start, end)`` and return the number of addresses not covered before."""
         if end <= start:
             return 0
+        if not self._starts or start > self._ends[-1]:  # upwards, as most callers go
+            self._starts.append(start)
+            self._ends.append(end)
+            return end - start
+        if start >= self._starts[-1]:
+            new = max(0, end - self._ends[-1])
+            self._ends[-1] += new
+            return new
         low = bisect_right(self._ends, start - 1)
         high = bisect_right(self._starts, end, lo=low)
         old = list(zip(self._starts[low:high], self._ends[low:high], strict=True))

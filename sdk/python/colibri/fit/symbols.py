@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
+from operator import attrgetter
 
 from colibri.fit.demangle import can_demangle, is_mangled
 from colibri.fit.elf import Elf, Symbol
@@ -25,6 +25,7 @@ _MAPPING_MACHINES = frozenset({"ARM", "AARCH64", "RISCV", "CSKY"})
 _MAPPING = re.compile(r"\$(a|t|d|x(rv[^.]*)?)(\..*)?")
 #: Bytes of a reserved stack that no symbol has, and the section that some scripts reserve it by.
 STACK_NAME, STACK_SECTION = "(stack)", ".stack"
+_ADDRESS = attrgetter("address")
 _BINDING = {"GLOBAL": 0, "WEAK": 1}
 
 
@@ -50,7 +51,7 @@ class OwnSymbol:
     object: str = ""
     library: str = ""
     source: str = ""
-    charged: dict[str, int] = field(default_factory=dict)
+    charged: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def clipped(self) -> bool:
@@ -130,38 +131,45 @@ def _stack(charger: Charger, section: int, address: int, size: int) -> OwnSymbol
 
 def own_symbols(elf: Elf) -> Iterator[OwnSymbol]:
     """Symbols that own bytes, one for each address, sizes clipped."""
-    groups: dict[int, dict[int, list[Symbol]]] = defaultdict(lambda: defaultdict(list))
-    for symbol in elf.symbols:
-        if _owns(symbol, elf):
-            assert symbol.section is not None
-            groups[symbol.section][symbol.address].append(symbol)
-    for section, by_address in groups.items():
+    for section, named in _owners(elf).items():
         start = elf.sections[section].address if elf.kind != "relocatable" else 0
         end = start + elf.sections[section].size
-        addresses = sorted(a for a in by_address if start <= a < end)
-        for address, limit in pairwise([*addresses, end]):
-            named = by_address[address]
-            first, *others = sorted(named, key=_preference) if len(named) > 1 else named
+        named.sort(key=_ADDRESS)
+        inside = [s for s in named if start <= s.address < end]
+        at, count = 0, len(inside)
+        while at < count:
+            first, address, after = inside[at], inside[at].address, at + 1
+            aliases: tuple[str, ...] = ()
+            if after < count and inside[after].address == address:
+                while after < count and inside[after].address == address:
+                    after += 1
+                first, *others = sorted(inside[at:after], key=_preference)
+                aliases = tuple(dict.fromkeys(s.name for s in others if s.name != first.name))
+            limit = inside[after].address if after < count else end
             yield OwnSymbol(
-                name=first.name,
-                address=address,
-                size=min(first.size, limit - address),
-                declared_size=first.size,
-                kind=first.kind,
-                section=section,
+                first.name,
+                address,
+                min(first.size, limit - address),
+                first.size,
+                first.kind,
+                section,
+                aliases,
                 file=first.file,
-                aliases=tuple(dict.fromkeys(s.name for s in others if s.name != first.name)),
             )
+            at = after
 
 
-def _owns(symbol: Symbol, elf: Elf) -> bool:
-    return (
-        symbol.section is not None
-        and symbol.size > 0
-        and symbol.kind in _OWNERS
-        and elf.sections[symbol.section].takes_memory
-        and not hidden(symbol, elf.machine)
-    )
+def _owners(elf: Elf) -> dict[int, list[Symbol]]:
+    """Symbols that can own bytes, by section."""
+    memory = {section.index for section in elf.sections if section.takes_memory}
+    found: dict[int, list[Symbol]] = defaultdict(list)
+    for symbol in elf.symbols:
+        section = symbol.section
+        if section is None or section not in memory or symbol.size <= 0:
+            continue
+        if symbol.kind in _OWNERS and not hidden(symbol, elf.machine):
+            found[section].append(symbol)
+    return found
 
 
 def _preference(symbol: Symbol) -> tuple[int, int, bool, str]:
@@ -183,33 +191,43 @@ class Charger:
             if place.section is not None:
                 self.places[place.section].append(place)
         self.covered: dict[str | int, Extent] = defaultdict(Extent)
+        self.shared: dict[tuple[tuple[str, int], ...], Mapping[str, int]] = {}
 
-    def charge(
-        self, section: int, address: int, size: int
-    ) -> Iterator[tuple[str | None, str, int]]:
+    def charge(self, section: int, address: int, size: int) -> list[tuple[str | None, str, int]]:
         """Region, role and number of new bytes for each piece of a range of a section."""
+        home = self.elf.sections[section]
         if self.elf.kind == "relocatable":
             new = self.covered[section].add(address, address + size)
-            yield group_of(self.elf.sections[section]), "both", new
-            return
-        offset = address - self.elf.sections[section].address
+            return [(group_of(home), "both", new)]
+        offset = address - home.address
+        charged: list[tuple[str | None, str, int]] = []
         for place in self.places[section]:
-            for piece in place.part(offset, size):
-                name = piece.region.name if piece.region is not None else None
-                new = self.covered[name].add(piece.start, piece.end) if name is not None else 0
-                yield name, place.role, new
+            for region, start, length in place.part(offset, size):
+                name = region.name if region is not None else None
+                new = self.covered[name].add(start, start + length) if name is not None else 0
+                charged.append((name, place.role, new))
+        return charged
+
+    def sums(self, charged: Iterable[tuple[str | None, str, int]]) -> Mapping[str, int]:
+        """New bytes by region; equal ones are one object, of which a file has a handful."""
+        sums: dict[str, int] = {}
+        for name, _, new in charged:
+            if name is not None:
+                sums[name] = sums.get(name, 0) + new
+        return self.shared.setdefault(tuple(sums.items()), sums)
 
 
 def _charge(charger: Charger, row: OwnSymbol) -> None:
-    for name, role, new in charger.charge(row.section, row.address, row.size):
+    charged = charger.charge(row.section, row.address, row.size)
+    for name, role, _ in charged:
         if role == "load":
             row.load_region = row.load_region or name
         elif charger.usages:
             row.region = row.region or name
-        if name is not None:
-            row.charged[name] = row.charged.get(name, 0) + new
-            if name in charger.usages:
-                charger.usages[name].symbol_bytes += new
+    row.charged = charger.sums(charged)
+    for region, new in row.charged.items():
+        if region in charger.usages:
+            charger.usages[region].symbol_bytes += new
 
 
 def _unread(elf: Elf) -> Iterator[Finding]:
