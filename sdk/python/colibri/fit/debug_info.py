@@ -230,7 +230,7 @@ class _Reader:
             if index >= 0 and self.sources[index]:
                 self.result.variables.setdefault(address, self.sources[index])
         if self.finder.left <= 0:
-            self.say(f"has many entries: sources of variables are told by the first {MAX_STEPS:,}")
+            self.say("is large: sources of variables are told by the first part of it")
         if self.damaged:
             self.say(f"{self.damaged:,} units cannot be parsed: their sources are not told")
         if self.backwards:
@@ -278,9 +278,9 @@ class _Reader:
                 self.origins[found.address] = found.origin
 
     def declared_in(self, unit: Any, top: Any, found: Found, file: str) -> str:
-        """File 1 is the unit's own, and from version 5 on file 0 too."""
+        """The file that an entry says; file 0 is the unit's own, or none."""
         line = top.attributes.get("DW_AT_stmt_list")
-        if (file and found.file <= 1) or not found.file or line is None:
+        if not found.file or line is None:
             return file
         if line.value not in self.tables:
             self.tables[line.value] = {}  # a damaged one is read once

@@ -29,8 +29,8 @@ _FIXED = {
 _OFFSETS = frozenset({0x0E, 0x17, 0x1D, 0x1F, 0x1F20, 0x1F21})
 _NUMBERS = frozenset({0x0D, 0x0F, 0x15, 0x1A, 0x1B, 0x22, 0x23, 0x1F01, 0x1F02})
 _BLOCKS = {0x0A: 1, 0x03: 2, 0x04: 4, 0x09: 0, 0x18: 0}
-#: Forms that hold a position relative to the unit.
-_REFERENCES = {0x11: 1, 0x12: 2, 0x13: 4, 0x14: 8, 0x15: 0}
+#: Forms that hold a position relative to the unit, and their bytes.
+_REFERENCES = {0x11: 1, 0x12: 2, 0x13: 4, 0x14: 8}
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +45,19 @@ class Found:
 
 @dataclass(slots=True)
 class _Kind:
-    """An abbreviation: what an entry is and has. ``size`` is known when all forms are fixed."""
+    """An abbreviation: what an entry is and has.
+
+    ``size`` is known when all forms are fixed. ``sibling``: which attribute refers to the next
+    entry, where it lies when all forms before it are fixed, and its bytes. ``placed``: it has a
+    location.
+    """
 
     tag: int
     children: bool
     attributes: list[tuple[int, int]] = field(default_factory=list)
     size: int | None = 0
-    sibling: bool = False
+    sibling: tuple[int, int | None, int] | None = None
+    placed: bool = False
 
 
 class VariableFinder:
@@ -98,9 +104,8 @@ class VariableFinder:
         found: list[Found] = []
         data, inside = self.info, 0  # depth below something that is neither unit nor namespace
         open_ = 0  # depth of unit and namespaces
-        left = self.left
-        while at < end and left > 0:
-            left -= 1
+        while at < end and self.left > 0:
+            self.left -= 1
             code = data[at]
             at += 1
             if code >= 0x80:
@@ -114,16 +119,17 @@ class VariableFinder:
                         break
                 continue
             kind = kinds[code]
-            if kind.size is None or kind.sibling:
-                left -= len(kind.attributes)
-            if not inside and kind.tag == _VARIABLE:
-                begin, at = at, self._pass(kind, at)
-                self._add(found, kind, begin)
-            elif kind.children and kind.sibling and (inside or kind.tag != _NAMESPACE) and open_:
-                at = self._sibling(kind, at, end)
+            if kind.sibling and kind.children and open_ and (inside or kind.tag != _NAMESPACE):
+                at = self._sibling(kind, kind.sibling, at, end)
                 continue
+            if kind.placed and not inside and kind.tag == _VARIABLE:
+                self._add(found, kind, at)
+                self.left -= len(kind.attributes)
+            if kind.size is not None:
+                at += kind.size
             else:
-                at = at + kind.size if kind.size is not None else self._pass(kind, at)
+                at = self._pass(kind, at)
+                self.left -= len(kind.attributes)
             if kind.children:
                 if not inside and (kind.tag == _NAMESPACE or not open_):
                     open_ += 1
@@ -131,7 +137,6 @@ class VariableFinder:
                     inside += 1
             elif not open_:
                 break
-        self.left = left
         if at > end:
             raise ELFError("an entry ends behind its unit")
         return found
@@ -173,16 +178,18 @@ class VariableFinder:
             return uleb(self.info, at)[0]
         return self._plain(at, after - at)
 
-    def _sibling(self, kind: _Kind, at: int, end: int) -> int:
+    def _sibling(self, kind: _Kind, place: tuple[int, int | None, int], at: int, end: int) -> int:
         """Where the entry behind this one and its children begins."""
-        for attribute, form in kind.attributes:
-            if attribute == _SIBLING and form in _REFERENCES:
-                target = self.start + self._number(form, at, self._after(form, at))
-                if not at < target <= end:
-                    raise ELFError("an entry says that the next one lies elsewhere")
-                return target
-            at = self._after(form, at)
-        raise ELFError("an entry has no sibling")
+        index, offset, size = place
+        begin, at = at, at + (offset or 0)
+        if offset is None:
+            self.left -= index
+            for _, form in kind.attributes[:index]:
+                at = self._after(form, at)
+        target = self.start + self._plain(at, size)
+        if not begin < target <= end:
+            raise ELFError("an entry says that the next one lies elsewhere")
+        return target
 
     def _pass(self, kind: _Kind, at: int) -> int:
         for _, form in kind.attributes:
@@ -250,8 +257,10 @@ class VariableFinder:
                     _, at = uleb(data, at)
                 if not attribute and not form:
                     break
+                if attribute == _SIBLING and form in _REFERENCES:
+                    kind.sibling = (len(kind.attributes), kind.size, _REFERENCES[form])
                 kind.attributes.append((attribute, form))
-                kind.sibling |= attribute == _SIBLING
+                kind.placed |= attribute == _LOCATION and form in _BLOCKS
                 size = self._fixed(form)
                 kind.size = kind.size + size if kind.size is not None and size is not None else None
             self.abbreviations.spend(at - begin)
