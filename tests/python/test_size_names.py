@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import json
+import random
 import re
 import subprocess
 from pathlib import Path
@@ -14,7 +16,7 @@ import pytest
 from colibri.cli import main
 from colibri.errors import SizeError
 from colibri.fit import demangle, judge
-from colibri.fit.demangle import demangled, is_small
+from colibri.fit.demangle import demangled, is_small, most_letters
 from colibri.fit.symbol_names import fits
 from elf_writer import AX, FUNC, ElfWriter
 from needs import need
@@ -39,6 +41,11 @@ BY_LIBRARY = [
     ("_ZTV4Uart", "vtable for Uart"),
     ("_ZN4UartC2Ev.isra.0", "Uart::Uart() (.isra.0)"),
     ("__ZN4UartC2Ev", "Uart::Uart()"),
+    (
+        "_ZNSt6vectorISt4pairINSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEEiESaIS6_EE17"
+        "_M_realloc_insertIJS6_EEEvN9__gnu_cxx17__normal_iteratorIPS6_S8_EEDpOT_",
+        None,  # many references, a pack: long, but not too long
+    ),
     ("_RNvC6_123foo3bar", "123foo::bar"),
     ("_RINvNtCs8NwYtU1Mohg_4core3ptr9drop_glueNtB4_4CellEB4_", None),
 ]
@@ -82,6 +89,14 @@ def _base36(number: int) -> str:
             return text
 
 
+def _nested_functions(levels: int) -> str:
+    """Each level's function has the one before three times: as an argument, and by `T_`."""
+    name = "i"
+    for _ in range(levels):
+        name = f"XadL_Z1gI{name}EvT_T_EE"
+    return f"_Z1fI{name}EvT_"
+
+
 def _nested_packs(levels: int) -> str:
     inner = "DpT_"
     for _ in range(levels):
@@ -94,7 +109,7 @@ def _nested_packs(levels: int) -> str:
     [
         _doubling(60),
         _nested_packs(8),
-        "_Z1fI" + "1AI" * 5 + "i" + "E" * 5 + "Ev" + "T_S0_S1_S2_" * 20,
+        _nested_functions(40),
         "_RNvC1a" + "INtB2_1bB2_B2_E" * 40,
     ],
     ids=["references", "packs", "arguments", "rust"],
@@ -105,16 +120,43 @@ def test_names_that_explode_are_left_alone(name: str) -> None:
     assert demangled(name) == ""
 
 
-def test_the_bound_holds_below_it() -> None:
-    """Names just inside the bound write fewer letters than it says."""
+def _type(chance: random.Random, depth: int) -> str:
+    """A random type of the grammar, with references, arguments and packs in it."""
+    kind = chance.randrange(10) if depth > 0 else 0
+    if kind < 2:
+        return chance.choice("imcvjbx")
+    if kind < 5:
+        back = [f"S{n}_" for n in ("", *range(8))]
+        return chance.choice([*back, "T_", "T0_", "Ss", "Sa", "St1x"])
+    if kind < 7:
+        return chance.choice(["P", "R", "K", "Dp", "A3_"]) + _type(chance, depth - 1)
+    name = chance.choice(["1A", "2S0", "2T_", "3S1_", "4SZZ_", "1B"])
+    return name + _arguments(chance, depth - 1)
+
+
+def _arguments(chance: random.Random, depth: int) -> str:
+    inner = [_type(chance, depth) for _ in range(chance.randrange(1, 5))]
+    pack = [_type(chance, depth - 1) for _ in range(chance.randrange(6))]
+    return f"I{''.join(inner)}J{''.join(pack)}EE"
+
+
+def test_the_bound_holds() -> None:
+    """Of names that are made up, of real ones, and of those that grow as far as they may."""
     need("module:pycxxfilt")
     import pycxxfilt
 
-    for made in (_doubling, _nested_packs):
-        inside = [made(levels) for levels in range(8) if is_small(made(levels))]
-        assert inside
-        for name in inside:
-            assert len(pycxxfilt.demangle(name) or "") < 1 << 20
+    chance, names = random.Random(11), real_names()[::4]
+    names += [made(levels) for made in (_doubling, _nested_packs) for levels in range(9)]
+    for _ in range(6000):
+        types = [_type(chance, chance.randrange(1, 5)) for _ in range(chance.randrange(1, 6))]
+        names.append(f"_Z1f{_arguments(chance, chance.randrange(2, 5))}v{''.join(types)}")
+    read = 0
+    for name in filter(is_small, names):
+        with contextlib.suppress(ValueError):
+            plain = pycxxfilt.demangle(name) or ""
+            read += bool(plain)
+            assert len(plain) <= most_letters(name), name
+    assert read > 2000
 
 
 def real_names() -> list[str]:
