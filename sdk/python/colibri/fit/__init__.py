@@ -7,7 +7,8 @@ counted, then ``placing_checks``) → ``symbols``, ``attribution`` (who owns the
 ``debug_info``, ``debug_variables``) → ``stack`` (how deep it gets, when asked) → ``references``,
 ``why`` (why something is there) → ``symbol_rules``, ``variables`` (what must and must not be there)
 → ``verdict`` (budgets, one word) → ``compare`` (against a baseline: ``baseline``, ``stored``,
-``pairing``, ``growth``) → ``view`` (which rows) → ``format``, ``pictures``. ``demangle`` reads names.
+``pairing``, ``growth``) → ``view`` (which rows) → ``format``, ``pictures``. Names are read by
+``demangle``.
 
 >>> from colibri.fit import judge
 >>> judge("firmware.elf").exit_code  # doctest: +SKIP

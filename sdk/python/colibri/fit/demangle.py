@@ -146,7 +146,8 @@ def most_letters(name: str) -> int:
     if at <= start:
         before = work + _letters(name[at:start])
     work += _letters(name[at:])
-    return before + (work - before) * elements ** min(packs, 8)
+    times: int = elements**packs
+    return before + (work - before) * times
 
 
 def _letters(text: str) -> int:
