@@ -20,7 +20,6 @@ from colibri.check import CheckResult, Row, check
 from colibri.check.emulation import same_tokens
 from colibri.check.junit import junit
 from colibri.check.markdown import markdown
-from colibri.check.reports import FILES
 from colibri.check.rows import STATUSES, BoardResult, counts
 from colibri.check.sheet import Sheet
 from colibri.check.table import tables
@@ -28,6 +27,7 @@ from colibri.cli.common import console
 from colibri.fit.budgets import Figure
 from colibri.pack import pack
 from colibri.project import load_project
+from colibri.project.loader import REPORT_FILES
 from elf_writer import AX, FUNC, WA, ElfWriter
 from needs import need
 
@@ -165,7 +165,7 @@ def test_packed_for_the_board_and_streamed(run: Check, layout: str) -> None:
         f"[boards.{ZERO}]\nbuild = false\n"
     )
     assert done.code == 0, done.out + done.err
-    files = [path for path in done.folder.iterdir() if path.name not in FILES]
+    files = [path for path in done.folder.iterdir() if path.name not in REPORT_FILES]
     assert len(files) > 1
     assert done.row("image")["value"] == sum(path.stat().st_size for path in files)
     assert "streamed" in done.row("fits")["detail"]
@@ -192,7 +192,7 @@ def test_runs_from_any_folder(
     assert run(firmware()).code == 0
     monkeypatch.chdir(tmp_path)
     assert cli.main(["check"]) == 0
-    assert {path.name for path in (tmp_path / "colibri-check").iterdir()} >= set(FILES[:3])
+    assert {path.name for path in (tmp_path / "colibri-check").iterdir()} >= set(REPORT_FILES[:3])
 
 
 # --- statuses and exit codes ---------------------------------------------------------------------
@@ -285,6 +285,42 @@ def test_a_region_s_budget_holds_what_is_planned(run: Check, small: Callable[...
         assert "region.SRAM" not in {r["name"] for r in done.json["rows"]}
     more = run(small("[application]\nSRAM = 65536", "emulate = []\n"))
     assert more.row("planned.SRAM")["value"] >= value + 65536
+
+
+def test_planned_and_linked_rows_of_a_region_have_one_capacity(
+    run: Check, image: Path, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    """Reserved parts, and on Linux what the system keeps, are neither used nor there."""
+    text = firmware(f'[model]\nimage = "{image}"\n[budgets]\nregions.FLASH = "50 %"\n')
+    large = board_text.WHOLE.replace("1 MiB", "2 MiB").replace("64 KiB", "1 MiB")
+    (tmp_path / "bench.toml").write_text(large)
+    linux = f'[boards.l]\nboard = "{ZERO}"\nelf = "fw ü.elf"\nemulate = []\n'
+    done = run(text + "emulate = []\n" + linux)
+    usable = (2 << 20) - (16 << 10)
+    for name in ("planned.FLASH", "region.FLASH"):
+        row = done.row(name, "bench")
+        assert (row["capacity"], row["limit"]) == (usable, usable // 2)
+    plan = done.json["boards"][0]["plan"]["regions"][1]
+    assert done.row("planned.FLASH", "bench")["value"] == plan["used"] - (16 << 10)
+    found = [done.row(name, "l")["capacity"] for name in ("planned.SDRAM", "region.SDRAM")]
+    assert found[0] == found[1] < 512 << 20
+
+
+def test_what_all_boards_are_held_to_is_skipped_where_a_step_is_turned_off(
+    run: Check, firmware: Callable[..., str], image: Path
+) -> None:
+    """And only there: another board has it, and no table of this board asks."""
+    quiet = f'[boards.quiet]\nboard = "{PICO}"\nbuild = false\nemulate = []\n'
+    model = f'[model]\nimage = "{image}"\n{RUN}[budgets]\ncode_bytes = 16\ntok_s = 1\n'
+    text = firmware(model, "emulate = []\n") + quiet
+    done = run(text)
+    assert done.row("code", "quiet")["status"] == "skipped"
+    assert "turned off" in done.row("code", "quiet")["detail"]
+    assert done.row("code", "bench")["status"] == "ok"
+    assert done.row("tok_s", "quiet")["status"] == "unknown"  # no board has it
+    assert done.json["boards"][1]["verdict"] == "unknown"
+    own = run(text + "budgets.code_bytes = 17\n")
+    assert own.row("code", "quiet")["status"] == "unknown"
 
 
 def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
@@ -440,10 +476,11 @@ def test_the_page_s_example(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     known = set(re.findall(r"`([a-z_0-9.]+)`", page)) | {"emulate.native", "emulate.cpu"}
     for name in names:
         kind = name.split(".")[0]
-        assert name in known or f"{kind}.NAME" in page or kind in ("group-empty",), name
+        assert name in known or f"{kind}.NAME" in page, name
     assert done.row("same_tokens")["status"] == "ok"
-    assert done.row("group.runtime")["value"] > 0
-    assert {path.name for path in done.folder.iterdir()} >= {*FILES[:3], PICO}
+    assert done.row("group.runtime", PICO)["value"] > 0
+    assert done.row("group.start-up", PICO)["value"] > 0
+    assert {path.name for path in done.folder.iterdir()} >= {*REPORT_FILES[:3], PICO}
 
 
 # --- the command ---------------------------------------------------------------------------------
@@ -503,6 +540,29 @@ def test_output_folders(run: Check, small: Callable[..., str], tmp_path: Path) -
     assert "summary.md: cannot be written: Is a directory" in refused.err
 
 
+def test_the_project_s_own_folder_is_no_output(
+    run: Check, small: Callable[..., str], tmp_path: Path
+) -> None:
+    """It may have a summary.md of its own."""
+    (tmp_path / "summary.md").write_text("mine")
+    refused = run(small(board="emulate = []\n"), output=".")
+    assert (refused.code, (tmp_path / "summary.md").read_text()) == (2, "mine")
+    assert "is the project's own folder" in refused.err
+
+
+def test_an_exception_that_nobody_meant_leaves_the_other_boards(
+    run: Check, small: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by nothing")
+
+    monkeypatch.setattr("colibri.check.steps.BoardCheck._plan", broken)
+    done = run(small(board="emulate = []\n"))
+    assert done.code == 2
+    assert done.row("plan")["status"] == "unknown"
+    assert "please report it: ZeroDivisionError: by nothing" in done.row("plan")["detail"]
+
+
 def test_reports_of_an_earlier_run_do_not_outlive_a_crash(
     run: Check, small: Callable[..., str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -515,7 +575,7 @@ def test_reports_of_an_earlier_run_do_not_outlive_a_crash(
     monkeypatch.setattr("colibri.check.steps.BoardCheck.run", stop)
     done = run(small())
     assert done.code == cli.EXIT_INTERRUPTED
-    assert not [name for name in FILES if (done.folder / name).exists()]
+    assert not [name for name in REPORT_FILES if (done.folder / name).exists()]
 
 
 def test_init_writes_a_file_to_start_from(
@@ -524,6 +584,8 @@ def test_init_writes_a_file_to_start_from(
     file = tmp_path / "a b.toml"
     assert cli.main(["check", "--init", str(file)]) == 0
     assert load_project(file).targets
+    assert cli.main(["check", "--init", str(tmp_path)]) == 0
+    assert load_project(tmp_path).project == load_project(file).project
     before = file.read_text()
     assert cli.main(["check", "--init", str(file)]) == 2
     assert "is there already" in capsys.readouterr().err

@@ -73,6 +73,8 @@ def test_workflow_is_one_that_runs() -> None:
     assert "--workflow fits" in download
     (upload,) = [s for s in steps() if "upload-artifact" in s.get("uses", "")]
     assert f"--name {upload['with']['name']} " in download
+    (python,) = [s for s in steps() if "setup-python" in s.get("uses", "")]
+    assert python["with"] == {"python-version": "3.12"}  # `cache: pip` fails without requirements
     for step in steps():
         assert ("uses" in step) != ("run" in step)
         assert set(step) <= {"name", "uses", "run", "with", "env", "if", "continue-on-error"}

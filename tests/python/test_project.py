@@ -318,6 +318,8 @@ WRONG = {
     "boards.pimoroni-pico-plus-2.board = 'nix.toml'": (f"boards.{PICO}.board", "No such file"),
     "boards.pimoroni-pico = {}": ("boards.pimoroni-pico", f"did you mean '{PICO}'?"),
     "boards.\"../x\" = { board = 'pimoroni-pico-plus-2' }": ("boards.../x", "no '/'"),
+    "boards.\"check.json\" = { board = 'pimoroni-pico-plus-2' }": (
+        "boards.check.json", "name of a report"),
     "boards.\"a/b\" = { board = 'pimoroni-pico-plus-2' }": ("boards.a/b", "no '/'"),
     "boards.'a\\b' = { board = 'pimoroni-pico-plus-2' }": ("boards.a\\b", "no '/'"),
     "boards.'.' = { board = 'pimoroni-pico-plus-2' }": ("boards..", "no '/'"),

@@ -34,6 +34,8 @@ EXIT_OK = 0
 EXIT_DOES_NOT_FIT = 1
 EXIT_BAD_INPUT = 2
 TEXT_MAX = 8000
+#: Set in the environment: errors print where they come from.
+TRACEBACK = "COLIBRI_TRACEBACK"
 
 
 @dataclass(frozen=True)
@@ -193,3 +195,11 @@ class EmulateError(ColibriError):
 
 class SizeError(ColibriError):
     """An ELF that cannot be judged."""
+
+
+def internal_error(error: Exception) -> str:
+    """What to say of an exception that nobody meant to raise."""
+    return (
+        f"internal error, please report it: {type(error).__name__}: {error}; "
+        f"set {TRACEBACK}=1 to see where"
+    )

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,6 @@ from colibri.report.html import write_page
 from colibri.text_files import write_text
 
 SCHEMA = 1
-FILES = ("check.json", "summary.md", "junit.xml", "report.html")
 
 
 def fields(result: CheckResult) -> dict[str, Any]:
@@ -44,13 +42,6 @@ def fields(result: CheckResult) -> dict[str, Any]:
             for one in result.boards
         ],
     }
-
-
-def remove_reports(folder: Path) -> None:
-    """Takes away those of an earlier check, which nobody may take for this one's."""
-    for name in FILES:
-        with contextlib.suppress(OSError):
-            (folder / name).unlink()
 
 
 def write_reports(result: CheckResult, folder: Path) -> list[str]:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import os
+import traceback
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from colibri.boards import Budgets
 from colibri.check.rows import Row
-from colibri.errors import EXIT_DOES_NOT_FIT, ColibriError
+from colibri.errors import EXIT_DOES_NOT_FIT, TRACEBACK, ColibriError, internal_error
 from colibri.fit.budgets import Figure
 
 #: Figures with a budget of their own, and its key where it is another.
@@ -44,6 +46,10 @@ class Sheet:
         except (ColibriError, OSError) as error:
             fits_not = isinstance(error, ColibriError) and error.exit_code == EXIT_DOES_NOT_FIT
             self.say(step, name, name, "over" if fits_not else "unknown", str(error))
+        except Exception as error:  # other boards' rows and all reports are worth more than a trace
+            if os.environ.get(TRACEBACK):
+                traceback.print_exception(error)
+            self.say(step, name, name, "unknown", internal_error(error))
 
     def say(self, step: str, name: str, what: str, status: str, detail: str = "") -> None:
         """A row without a figure."""
@@ -73,19 +79,26 @@ class Sheet:
                         at_least=at_least, interval=interval)  # fmt: skip
         self.figure(step, figure, detail)
 
-    def missing(self, asked: Iterable[str]) -> None:
-        """Figures that the project file holds and no step gave: unknown, not silently fine."""
+    def missing(self, asked: Mapping[str, bool], left_out: Collection[str] = ()) -> None:
+        """Figures that the project file holds and no step gave: unknown, not silently fine.
+
+        `asked` says of each whether it stands in this board's table. What all boards are held to is
+        skipped in steps of `left_out`: turned off here, and run for another board.
+        """
         given = {row.name for row in self.rows if row.status != "skipped"}
         given |= {name.replace("planned.", "region.", 1) for name in given}  # of the same budget
         failed = {row.step for row in self.rows if row.status in ("skipped", "unknown", "over")}
-        for name in asked:
+        for name, own in asked.items():
             if name in given:
                 continue
             kind, _, key = name.partition(".")
             budget = f"budgets.{kind}s.{key}" if key else f"budgets.{BUDGETS.get(name, name)}"
             step, way = _GIVEN_BY[kind]
+            status = "skipped"
             if step in failed:
-                self.say("budget", name, budget, "skipped", f"a step before it failed: {step}")
+                detail = f"a step before it failed: {step}"
+            elif step in left_out and not own:
+                detail = f"{step} is turned off for this board"
             else:
-                detail = f"{budget}: no step gave this figure; {way} would"
-                self.say("budget", name, budget, "unknown", detail)
+                status, detail = "unknown", f"{budget}: no step gave this figure; {way} would"
+            self.say("budget", name, budget, status, detail)

@@ -8,10 +8,11 @@ that one run shows everything there is to mend.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Container, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from colibri.boards import Budgets
 from colibri.check.emulation import emulate, same_tokens
 from colibri.check.rows import BoardResult
 from colibri.check.sheet import BUDGETS, FIGURES, Sheet
@@ -70,18 +71,23 @@ class BoardCheck:
             self._step("emulate", lambda engine=engine: self._emulate(engine),  # type: ignore[misc]
                        needs=ready, name=f"emulate.{engine}")  # fmt: skip
         same_tokens(self.sheet, result)
-        self.sheet.missing(dict.fromkeys(self._asked()))
+        self.sheet.missing(self._asked(), self._left_out())
         return result
 
-    def _asked(self) -> Iterator[str]:
-        """Figures that the project file holds; those of a board file hold where they apply."""
+    def _asked(self) -> dict[str, bool]:
+        """Figures that the project file holds, and whether this board's table does.
+
+        Those of a board file hold where they apply.
+        """
         regions = {region.name for region in self.board.regions}
-        for budgets in (self.loaded.project.budgets, self.target.options.budgets):
-            yield from (name for name in FIGURES
-                        if getattr(budgets, BUDGETS.get(name, name)) is not None)  # fmt: skip
-            yield from (f"region.{name}" for name in budgets.regions if name in regions)
-            yield from (f"span.{name}" for name in budgets.spans if name in regions)
-            yield from (f"group.{name}" for name in budgets.groups)
+        project, own = self.loaded.project.budgets, self.target.options.budgets
+        return {name: budgets is own for budgets in (project, own)
+                for name in _held(budgets, regions)}  # fmt: skip
+
+    def _left_out(self) -> set[str]:
+        """Steps that are turned off for this board and run for another."""
+        others = [steps for target in self.loaded.targets for steps in _steps_of(target)]
+        return set(others) - set(_steps_of(self.target))
 
     def _step(
         self, step: str, action: Callable[[], None], needs: object = True, name: str = ""
@@ -145,13 +151,18 @@ class BoardCheck:
             self.sheet.say("plan", "application", what, "info")
 
     def _planned_region(self, region: PlanRegion) -> None:
-        """All that will lie in a region, the engine included, against the region's budget."""
+        """All that will lie in a region, the engine included, against the region's budget.
+
+        What programs may not use counts neither as used nor as capacity, as in the firmware's rows.
+        """
+        kept = sum(row.bytes for row in region.buffers if row.name in ("reserved", "os"))
+        capacity = region.size - kept
         budget = self.board.budgets.regions.get(region.name)
-        warn, limit = budget.marks(region.size) if budget is not None else (None, None)
+        warn, limit = budget.marks(capacity) if budget is not None else (None, None)
         figure = Figure(
-            f"planned.{region.name}", f"{region.name} with engine", region.used,
+            f"planned.{region.name}", f"{region.name} with engine", region.used - kept,
             f"budgets.regions.{region.name}", kind="planned", warn=warn, limit=limit,
-            capacity=region.size,
+            capacity=capacity,
         )  # fmt: skip
         self.sheet.figure("plan", figure)
 
@@ -191,3 +202,21 @@ class BoardCheck:
 
     def _emulate(self, engine: Engine) -> None:
         emulate(self.sheet, self.loaded, self.target, self.result, engine)
+
+
+def _held(budgets: Budgets, regions: Container[str]) -> Iterator[str]:
+    """Names of the figures that budgets hold on a board with these regions."""
+    for name in FIGURES:
+        if getattr(budgets, BUDGETS.get(name, name)) is not None:
+            yield name
+    yield from (f"region.{name}" for name in budgets.regions if name in regions)
+    yield from (f"span.{name}" for name in budgets.spans if name in regions)
+    yield from (f"group.{name}" for name in budgets.groups)
+
+
+def _steps_of(target: Target) -> Iterator[str]:
+    """Of the steps that a board may leave out, those that it does not."""
+    if target.options.build or target.options.elf is not None:
+        yield "size"
+    if "native" in target.options.emulate:
+        yield "emulate"

@@ -31,7 +31,7 @@ import typer
 from typer.core import TyperGroup
 
 from colibri.cli.common import VERBATIM, emit_json, note
-from colibri.errors import EXIT_BAD_INPUT, EXIT_OK, ColibriError
+from colibri.errors import EXIT_BAD_INPUT, EXIT_OK, TRACEBACK, ColibriError, internal_error
 
 COMMANDS = {
     "demo": "Pack, plan, run, emulate, build and size the shipped model, step by step.",
@@ -51,7 +51,6 @@ COMMANDS = {
     "kernels": "List kernel tables, and hold them to the reference bit for bit.",
     "boards": "List, show and check board files.",
 }
-TRACEBACK = "COLIBRI_TRACEBACK"
 EXIT_INTERRUPTED = 130
 EXIT_SIGNAL = 128  # and the signal's number, as a shell has it
 
@@ -198,8 +197,5 @@ def _describe(error: Exception) -> dict[str, Any]:
         case MemoryError():
             described["message"] = "this machine has too little memory for that"
         case _:
-            described["message"] = (
-                f"internal error, please report it: {type(error).__name__}: {error}; "
-                f"set {TRACEBACK}=1 to see where"
-            )
+            described["message"] = internal_error(error)
     return described

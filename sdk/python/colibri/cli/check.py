@@ -54,7 +54,7 @@ def check(
     """
     from colibri.check import check as run_check
     from colibri.check.on_record import hold
-    from colibri.check.reports import fields, remove_reports, write_reports
+    from colibri.check.reports import fields, write_reports
     from colibri.check.table import tables
     from colibri.project import load_project
     from colibri.project.start import write_start
@@ -63,8 +63,7 @@ def check(
         _print_schema(as_json)
         return
     if init:
-        write_start(project)
-        note(f"wrote {project}", markup=VERBATIM)
+        note(f"wrote {write_start(project)}", markup=VERBATIM)
         return
     if reason is not None and not record:
         raise ProjectError("is for --record", field="--reason", hint="give both")
@@ -72,7 +71,6 @@ def check(
     if record and loaded.project.ratchet is None:
         raise ProjectError("is for projects with a table [ratchet]", field="--record")
     folder = output or loaded.file.parent / "colibri-check"
-    remove_reports(folder)
     with progress("checking") as begin:
         done = begin(0)
 

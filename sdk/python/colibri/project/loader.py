@@ -18,6 +18,8 @@ from colibri.project.model import Limits, Project, ProjectBoard, Symbols
 from colibri.toml_files import read_toml
 
 PROJECT_FILE = "colibri.toml"
+#: What a check writes into its folder, beside a folder for each board.
+REPORT_FILES = ("check.json", "summary.md", "junit.xml", "report.html")
 
 
 @dataclass(frozen=True)
@@ -194,6 +196,8 @@ def _target_problems(project: Project, target: Target) -> Iterator[tuple[str, st
         yield where, "there is no [model] to build firmware for; give elf"
     if target.name.startswith(".") or set(target.name) & set("/\\"):
         yield where, "is a folder's name too, so it has no '/' and no '.' in front; give board"
+    if target.name in REPORT_FILES:
+        yield where, "is the name of a report in the same folder; use another, and give board"
     if options.elf is None and not options.build and "cpu" in options.emulate:
         yield f"{where}.emulate", "cpu runs the firmware that colibri builds; leave build out"
     if options.map is not None and options.elf is None:

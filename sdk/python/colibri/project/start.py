@@ -7,6 +7,7 @@ from pathlib import Path
 
 from colibri._data import data_path
 from colibri.errors import ProjectError
+from colibri.project.loader import PROJECT_FILE
 from colibri.text_files import write_text
 
 _TEXT = """\
@@ -44,14 +45,17 @@ regions.FLASH = "50 %"
 """
 
 
-def write_start(file: Path) -> None:
-    """Write it where nothing is yet.
+def write_start(file: Path) -> Path:
+    """Write it where nothing is yet; into a folder under its usual name. Returns its path.
 
     Raises
     ------
     ProjectError
         The file is there already, or cannot be written.
     """
+    if file.is_dir():
+        file = file / PROJECT_FILE
     if file.exists():
         raise ProjectError("is there already", file=file, hint="give the name of a new file")
     write_text(file, _TEXT.format(checkpoint=data_path("models", "demo-moe")), ProjectError)
+    return file

@@ -71,8 +71,12 @@ class Text:
         """A run, not ending within an IT block: its conditions are in the block's first word."""
         data = self.program.read(address, RUN * _LONGEST)
         waiting: list[str] = []
+        swept: list[int] = []
         found = self._disassembler.disasm_lite(data, address)
         for count, (at, size, mnemonic, operands) in enumerate(found):
+            if at in self._known and not waiting:
+                break
+            swept.append(at)
             condition = waiting.pop(0) if waiting else ""
             if condition and mnemonic.endswith(condition):
                 mnemonic = mnemonic[: -len(condition)]
@@ -83,19 +87,19 @@ class Text:
                 waiting = _conditions(mnemonic, operands)
             if count >= RUN - 8 and not waiting:
                 break
-        self._group(address)
+        self._group(swept, whole=not waiting)
 
-    def _group(self, address: int) -> None:
+    def _group(self, swept: list[int], whole: bool) -> None:
         """IT blocks: one path of the instructions with its condition, one of the others."""
         block: list[int] = []
-        at = address
-        while (known := self._known.get(at)) is not None:
-            if known[3]:
+        for at in swept:
+            if self._known[at][3]:
                 block.append(at)
             elif block:
                 self._split(block)
                 block = []
-            at += known[0]
+        if block and whole:
+            self._split(block)
 
     def _split(self, block: list[int]) -> None:
         """A block in which nothing sets the flags; in others each instruction is its own."""
