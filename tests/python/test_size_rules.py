@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,8 @@ def test_a_group_is_forbidden_without_a_board(tmp_path: Path) -> None:
 @pytest.mark.parametrize("pattern", ["_ZN4uart4send*", "uart::send", "uart::*"])
 def test_cxx_names_mangled_or_as_written(tmp_path: Path, pattern: str) -> None:
     verdict = held(tmp_path, with_names("_ZN4uart4sendEPKh"), forbidden=(pattern,))
-    assert "uart::send (_ZN4uart4sendEPKh) (forbidden by" in said(verdict, "forbidden")
+    assert "uart::send" in said(verdict, "forbidden")
+    assert " (_ZN4uart4sendEPKh) (forbidden by" in said(verdict, "forbidden")
 
 
 def test_local_labels_and_files_are_nothing(tmp_path: Path) -> None:
@@ -128,7 +130,7 @@ def test_a_missing_symbol_with_the_nearest_names(tmp_path: Path) -> None:
     text = said(verdict, "required")
     assert "dot_prodct is required and not there" in text
     assert "nearest: dot_product" in text
-    assert "nearest: uart::send (_ZN4uart4sendEv)" in text
+    assert re.search(r"nearest: uart::send(\(\))? \(_ZN4uart4sendEv\)", text)
     assert text.endswith("renamed?)")  # nothing is near xyzzy
     elf.symbol("hook", 0, 0, NOTYPE, section=0, bind=ew.WEAK)
     assert codes(held(tmp_path, elf, required={"hook": ""}), "error") == ["required"]

@@ -10,12 +10,14 @@ import typer
 
 from colibri.boards import load_board
 from colibri.cli.common import (
+    VERBATIM,
     HtmlOption,
     JsonOption,
     check_html,
     command,
     console,
     emit_json,
+    note,
     write_html,
 )
 from colibri.errors import SizeError
@@ -25,6 +27,7 @@ from colibri.fit.pictures import size_rows, size_section
 from colibri.fit.stack import StackOptions
 from colibri.fit.symbol_rules import SymbolRules
 from colibri.fit.verdict import judge
+from colibri.fit.view import View, write_csv
 from colibri.report.page import Page
 
 app = command("Judge an ELF against a board's memory and budgets.")
@@ -114,6 +117,39 @@ def size(
             "--may-need", metavar="PATTERN", help="The only symbols that a library may need."
         ),
     ] = None,
+    why: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--why",
+            metavar="PATTERN",
+            help="Why a symbol, object or library is linked: chain to an entry, users; repeats.",
+        ),
+    ] = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            "--top", metavar="N", min=0, help="Rows of tables, 0: all. Default: 12; JSON 1,000."
+        ),
+    ] = None,
+    filter: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--filter",
+            metavar="PATTERN",
+            help="Show these symbols only: by name, object, library or source; symbol:, section:, "
+            "region: and others narrow it. Repeats.",
+        ),
+    ] = None,
+    depth: Annotated[
+        int | None,
+        typer.Option(
+            "--depth", metavar="N", min=0, help="Source folders as a tree of so many levels."
+        ),
+    ] = None,
+    csv: Annotated[
+        Path | None,
+        typer.Option("--csv", metavar="FILE", help="Also write the shown symbols, all of them."),
+    ] = None,
     html: HtmlOption = None,
     as_object: JsonOption = False,
 ) -> None:
@@ -133,8 +169,12 @@ def size(
         tuple(no_writable or ()),
         tuple(may_need) if may_need else None,
     )
+    view = View(top, tuple(filter or ()), depth)
     at = _address(base)
-    verdict = judge(files, loaded, image, wanted, link_map=map_file, base=at, rules=rules)
+    verdict = judge(
+        files, loaded, image, wanted, link_map=map_file, base=at, rules=rules, why=why or ()
+    )
+    symbols = view.symbols(verdict)
     comparison = None
     if baseline:
         comparison = compare(
@@ -151,10 +191,13 @@ def size(
     if html is not None:
         page = Page.of(size_section(verdict, comparison), rows=size_rows(verdict))
         write_html(html, page)
+    if csv is not None:
+        write_csv(csv, verdict, symbols)
+        note(f"wrote {csv}", markup=VERBATIM)
     if as_object:
-        emit_json(as_json(verdict, comparison))
+        emit_json(as_json(verdict, comparison, view))
     else:
-        show(console(), verdict, comparison)
+        show(console(), verdict, comparison, view)
     raise typer.Exit(verdict.exit_code)
 
 

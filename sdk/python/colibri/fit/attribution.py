@@ -17,15 +17,18 @@ from typing import NamedTuple
 
 from colibri.errors import SizeError
 from colibri.fit.debug_info import Sources
+from colibri.fit.demangle import demangled
 from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.link_map import LinkMap, PartFinder
 from colibri.fit.memory_map import OWN, MemoryMap
 from colibri.fit.objects import member_and_library
-from colibri.fit.symbols import OwnSymbol, SymbolTable
+from colibri.fit.symbols import STACK_NAME, OwnSymbol, SymbolTable
 
 UNATTRIBUTED, FILL_NAME, LINKER, OTHER = "(unattributed)", "(fill)", "(linker)", "(other)"
 NO_LIBRARY, NO_SOURCE = "(objects)", "(source not known)"
+#: Names of rows of the tables by source that are none.
+NOT_SOURCES = (UNATTRIBUTED, NO_SOURCE, STACK_NAME)
 _FIELDS = ("symbol", "section", "object", "library", "source", "region")
 
 
@@ -103,14 +106,17 @@ def attribution(
 
 def _owned_symbols(elf: Elf, table: SymbolTable, sources: Sources) -> Iterator[Owned]:
     finder = PartFinder(elf.link_map) if elf.link_map is not None else None
-    paths = _by_basename(sources.files)
+    paths = _by_basename([*sources.files, *sources.variables.values()])
     for row in table.rows:
         row.object, row.library = _origin(elf, row, finder)
         section = elf.sections[row.section]
         pieces: list[tuple[str, int, int]] = []
         if section.executable and sources.starts:
             pieces = list(sources.split(row.address, row.size))
-        row.source = _most(pieces) or paths.get(row.file, row.file)
+        row.source = _most(pieces) or sources.variables.get(row.address, "")
+        row.source = row.source or paths.get(row.file, row.file)
+        if row.kind == "STACK":
+            row.source = row.name
         owned = Owned(row.charged, row.name, section.name, row.object, row.library, row.source)
         if sources.lto and len(pieces) > 1:
             yield from _inlined(owned, pieces)
@@ -142,6 +148,8 @@ def _origin(elf: Elf, row: OwnSymbol, finder: PartFinder | None) -> tuple[str, s
     if finder is None:
         return member_and_library(section.member)
     part = finder.at(section.name, section.address, row.address)
+    if row.kind == "STACK" and (part is None or part.fill or not part.object):
+        return row.name, ""
     if part is None:
         return LINKER, ""
     return (FILL_NAME if part.fill else part.object or LINKER), part.library
@@ -218,7 +226,8 @@ def _shares(
 def _library(part: Owned) -> tuple[str, str]:
     if part.library:
         return part.library, ""
-    return (part.object if part.object in (FILL_NAME, LINKER) else NO_LIBRARY), ""
+    named = part.object in (FILL_NAME, LINKER, STACK_NAME)
+    return (part.object if named else NO_LIBRARY), ""
 
 
 def _directories(sources: Iterable[Share]) -> list[Share]:
@@ -227,7 +236,7 @@ def _directories(sources: Iterable[Share]) -> list[Share]:
 
 
 def _directory(file: str) -> str:
-    if file in (UNATTRIBUTED, NO_SOURCE):
+    if file in NOT_SOURCES:
         return file
     return posixpath.dirname(file) or NO_SOURCE
 
@@ -252,7 +261,8 @@ class Grouping:
 
     A pattern such as ``*/drivers/*`` or ``libm.a`` is held against the object's path, the library
     and ``library(object)``, and the source file. ``symbol:``, ``section:``, ``object:``,
-    ``library:``, ``source:`` and ``region:`` in front narrow it to one of them.
+    ``library:``, ``source:`` and ``region:`` in front narrow it to one of them; symbols of C++
+    and Rust by either form of their names.
 
     Raises
     ------
@@ -262,15 +272,16 @@ class Grouping:
 
     def __init__(self, groups: Mapping[str, Sequence[str]]) -> None:
         self.rules = [
-            (name, *_rule(name, pattern))
+            (name, *pattern_rule(f"groups.{name}", pattern))
             for name, patterns in groups.items()
             for pattern in _listed(name, patterns)
         ]
+        self.by_symbol = any(what == "symbol" for _, what, _ in self.rules)
 
     def of(self, part: Owned) -> str:
         """The group of some bytes; ``(other)`` when no pattern matches."""
         values = {
-            "symbol": (part.symbol,),
+            "symbol": (part.symbol, demangled(part.symbol) if self.by_symbol else ""),
             "section": (part.section,),
             "object": (part.object,),
             "library": (part.library,),
@@ -300,7 +311,8 @@ def untold_owners(elf: Elf, pattern: str) -> str:
 def _prefix(pattern: str) -> tuple[str, str]:
     """What a pattern is held against (empty: owners of any kind), and the pattern itself."""
     what, colon, rest = pattern.partition(":")
-    return (what, rest) if colon and re.fullmatch(r"[a-z]{2,}", what) else ("", pattern)
+    told = colon and not rest.startswith(":") and re.fullmatch(r"[a-z]{2,}", what)  # not std::
+    return (what, rest) if told else ("", pattern)
 
 
 def _listed(name: str, patterns: Sequence[str]) -> Sequence[str]:
@@ -313,12 +325,13 @@ def _listed(name: str, patterns: Sequence[str]) -> Sequence[str]:
     return patterns
 
 
-def _rule(name: str, pattern: str) -> tuple[str, re.Pattern[str]]:
+def pattern_rule(field: str, pattern: str) -> tuple[str, re.Pattern[str]]:
+    """What a pattern is held against ("" without a prefix), and what matches it."""
     what, rest = _prefix(pattern)
     if what and what not in _FIELDS:
         raise SizeError(
             f"{what!r} is nothing that a pattern can be held against",
-            field=f"groups.{name}",
+            field=field,
             hint=f"use one of {', '.join(f'{f}:' for f in _FIELDS)} or no prefix",
         )
     return what, re.compile(translate(rest))

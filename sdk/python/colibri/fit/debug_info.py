@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which source file code comes from, by DWARF when there is any. No verdict depends on it.
+"""Which source file code and variables come from, by DWARF when there is any.
 
+No verdict depends on it.
 Compilation units say which addresses are theirs. After link-time optimisation by GCC they do not:
 one unit holds everything, and the line table tells the source of each instruction, inlined ones
 included. What cannot be parsed ends in a warning, never in an error.
@@ -23,8 +24,10 @@ from elftools.dwarf.descriptions import describe_form_class
 from elftools.dwarf.dwarfinfo import DebugSectionDescriptor, DwarfConfig, DWARFInfo
 from elftools.dwarf.ranges import BaseAddressEntry
 
+from colibri.fit.debug_variables import Found, VariableFinder
 from colibri.fit.elf import DAMAGED, Elf, Section
 from colibri.fit.findings import Finding
+from colibri.fit.leb128 import uleb
 
 _SECTIONS = {
     "debug_info_sec": ".debug_info",
@@ -55,16 +58,22 @@ _COMPRESSED, _IMPLICIT_CONST = 0x800, 0x21
 _BAD = (*DAMAGED, DWARFError)
 #: Bounds on what a hostile file can cost. Line tables are read one opcode at a time.
 MAX_UNITS, MAX_RANGES, MAX_LINE_BYTES = 100_000, 4_000_000, 1 << 20
+#: Entries and attributes that are looked at for variables: about a second.
+MAX_STEPS = 1_500_000
 _WHOLE_PROGRAM = "<artificial>"  # the unit that GCC makes of all others
 
 
 @dataclass(slots=True)
 class Sources:
-    """Source files by address. ``lto``: units are the linker's, lines tell the sources."""
+    """Source files by address. ``lto``: units are the linker's, lines tell the sources.
+
+    ``variables``: the source of each variable by its address.
+    """
 
     starts: list[int] = field(default_factory=list)
     ends: list[int] = field(default_factory=list)
     files: list[str] = field(default_factory=list)
+    variables: dict[int, str] = field(default_factory=dict)
     lto: bool = False
     findings: list[Finding] = field(default_factory=list)
 
@@ -167,15 +176,6 @@ class _Abbreviations(AbbrevTable):
         return self._abbrev_map[code]
 
 
-def uleb(data: bytes, at: int) -> tuple[int, int]:
-    """An unsigned LEB128 number, and where the next byte is."""
-    value = shift = 0
-    while data[at] & 0x80:
-        value |= (data[at] & 0x7F) << shift
-        at, shift = at + 1, shift + 7
-    return value | data[at] << shift, at + 1
-
-
 def pass_declaration(data: bytes, at: int) -> int:
     """Where a declaration ends, of which only the code was read: tag, children, attributes."""
     _, at = uleb(data, at)
@@ -204,7 +204,18 @@ class _Reader:
         self.result = Sources()
         self.ranges: list[tuple[int, int, str]] = []
         self.lists = dwarf.range_lists()
-        self.backwards = self.damaged = self.entries = 0
+        self.backwards = self.damaged = self.entries = self.table_bytes = 0
+        self.begins: list[int] = []  # units, and the source of each
+        self.sources: list[str] = []
+        self.origins: dict[int, int] = {}  # variables of which only another unit tells the source
+        self.tables: dict[int, dict[int, str]] = {}
+        self.finder = VariableFinder(
+            dwarf.debug_info_sec.stream.getvalue(),
+            dwarf.debug_abbrev_sec.stream,
+            dwarf.debug_addr_sec.stream.getvalue() if dwarf.debug_addr_sec else b"",
+            elf.endian == "little",
+            MAX_STEPS,
+        )
 
     def read(self) -> Sources:
         whole: list[Any] = []
@@ -214,6 +225,12 @@ class _Reader:
             self.say(f"cannot be parsed from a unit on ({_short(error)})")
         if whole:
             self.lines(whole)
+        for address, at in self.origins.items():
+            index = bisect_right(self.begins, at) - 1
+            if index >= 0 and self.sources[index]:
+                self.result.variables.setdefault(address, self.sources[index])
+        if self.finder.left <= 0:
+            self.say("is large: sources of variables are told by the first part of it")
         if self.damaged:
             self.say(f"{self.damaged:,} units cannot be parsed: their sources are not told")
         if self.backwards:
@@ -236,12 +253,49 @@ class _Reader:
     def unit(self, unit: Any, whole: list[Any]) -> None:
         top = unit.get_top_DIE()
         name, folder = _text(top, "DW_AT_name"), _text(top, "DW_AT_comp_dir")
+        file = posixpath.normpath(posixpath.join(folder, name)) if name else ""
         if name == _WHOLE_PROGRAM:
             whole.append(unit)
+            file = ""
+        else:
+            for start, end in self.unit_ranges(unit, top):
+                self.add(start, end, file)
+        self.begins.append(unit.cu_offset)
+        self.sources.append(file)
+        self.variables(unit, top, file)
+
+    def variables(self, unit: Any, top: Any, file: str) -> None:
+        """Where the unit's variables come from: the file that declares them, or the unit's."""
+        if self.finder.left <= 0:
             return
-        file = posixpath.normpath(posixpath.join(folder, name)) if name else ""
-        for start, end in self.unit_ranges(unit, top):
-            self.add(start, end, file)
+        names = ("DW_AT_addr_base", "DW_AT_GNU_addr_base")
+        base = next((top.attributes[n].value for n in names if n in top.attributes), 0)
+        for found in self.finder.unit(unit, base):
+            source = self.declared_in(unit, top, found, file)
+            if source:
+                self.result.variables[found.address] = source
+            elif found.origin >= 0:
+                self.origins[found.address] = found.origin
+
+    def declared_in(self, unit: Any, top: Any, found: Found, file: str) -> str:
+        """The file that an entry says; file 0 is the unit's own, or none."""
+        line = top.attributes.get("DW_AT_stmt_list")
+        if not found.file or line is None:
+            return file
+        if line.value not in self.tables:
+            self.tables[line.value] = {}  # a damaged one is read once
+            self.tables[line.value] = self.file_table(unit, top, line.value)
+        return self.tables[line.value].get(found.file, file)
+
+    def file_table(self, unit: Any, top: Any, offset: int) -> dict[int, str]:
+        """The files of a line table's header, of which all together have to fit the section."""
+        stream = self.dwarf.debug_line_sec.stream
+        check_line_header(stream, offset, unit.structs)
+        program = self.dwarf.line_program_for_CU(unit)
+        self.table_bytes += stream.tell() - offset
+        if self.table_bytes > 2 * self.dwarf.debug_line_sec.size:
+            raise ELFError("line tables overlap")
+        return _files(program, _text(top, "DW_AT_comp_dir")) if program is not None else {}
 
     def add(self, start: int, end: int, file: str) -> None:
         if end < start:

@@ -11,20 +11,25 @@ from rich.text import Text
 
 from colibri.cli.common import table
 from colibri.fit.compare import Comparison
+from colibri.fit.demangle import demangled
 from colibri.fit.findings import Finding
 from colibri.fit.format_compare import comparison_json, show_comparison
 from colibri.fit.format_owners import owners_json, show_owners
 from colibri.fit.memory_map import Row, Usage
 from colibri.fit.pictures import bars
 from colibri.fit.stack.report import show_stack, stack_json
+from colibri.fit.symbol_names import readable, short
 from colibri.fit.symbols import OwnSymbol
 from colibri.fit.verdict import Verdict
+from colibri.fit.view import View
+from colibri.fit.why import show_why, why_json
 from colibri.report.bars import legend, terminal_bar
 from colibri.units import format_bytes
 
 #: Symbols in JSON and on screen; ``symbols_total`` in JSON tells how many there are.
 JSON_SYMBOLS = 1000
 SCREEN_ROWS = 12
+EVERYTHING = View()
 _STYLES = {
     "error": "bold red",
     "warning": "yellow",
@@ -39,9 +44,12 @@ _WORDS = {"fits": "fits", "over": "does not fit", "unknown": "no verdict"}
 # -- JSON -----------------------------------------------------------------------------------------
 
 
-def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str, Any]:
+def as_json(
+    verdict: Verdict, comparison: Comparison | None = None, view: View = EVERYTHING
+) -> dict[str, Any]:
     """The fields of the JSON result, without ``schema``, which the command line adds."""
     elf, placed = verdict.elf, verdict.map
+    symbols = view.symbols(verdict)
     fields: dict[str, Any] = {
         "elf": str(elf.path),
         "board": placed.board,
@@ -57,19 +65,33 @@ def as_json(verdict: Verdict, comparison: Comparison | None = None) -> dict[str,
         "totals": placed.totals,
         "image_bytes": placed.image_bytes,
         "stack_bytes": placed.stack_bytes,
-        "symbols": [_symbol_json(verdict, s) for s in verdict.symbols[:JSON_SYMBOLS]],
+        "symbols": [_symbol_json(verdict, s) for s in symbols[: view.rows(JSON_SYMBOLS)]],
         "symbols_total": len(verdict.symbols),
         "unattributed": verdict.unattributed,
-        **owners_json(verdict.attribution),
+        **owners_json(verdict.attribution, view),
         "inexact": placed.inexact,
         "findings": [_finding_json(finding) for finding in verdict.findings],
         "rule": placed.rule,
     }
+    if view.filters:
+        fields["filter"] = _filter_json(verdict, symbols, view)
+    if verdict.why:
+        fields["why"] = why_json(verdict.why)
     if verdict.stack is not None:
         fields["stack"] = stack_json(verdict.stack, placed.stack_bytes)
     if comparison is not None:
         fields["baseline"] = comparison_json(comparison)
     return fields
+
+
+def _filter_json(verdict: Verdict, symbols: list[OwnSymbol], view: View) -> dict[str, Any]:
+    return {
+        "patterns": list(view.filters),
+        "symbols": len(symbols),
+        "bytes": sum(s.size for s in symbols),
+        "all_symbols": len(verdict.symbols),
+        "all_bytes": sum(s.size for s in verdict.symbols),
+    }
 
 
 def _region_json(usage: Usage) -> dict[str, Any]:
@@ -105,6 +127,7 @@ def _row_json(row: Row) -> dict[str, Any]:
 def _symbol_json(verdict: Verdict, symbol: OwnSymbol) -> dict[str, Any]:
     return {
         "name": symbol.name,
+        "demangled": demangled(symbol.name),
         "size": symbol.size,
         "by_region": symbol.charged,
         "region": symbol.region,
@@ -142,15 +165,21 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 # -- tables ---------------------------------------------------------------------------------------
 
 
-def show(console: Console, verdict: Verdict, comparison: Comparison | None = None) -> None:
+def show(
+    console: Console,
+    verdict: Verdict,
+    comparison: Comparison | None = None,
+    view: View = EVERYTHING,
+) -> None:
     """Print the result: regions, what is in them, symbols, findings, one last line."""
     if verdict.map.usages:
         _show_regions(console, verdict)
-        _show_rows(console, verdict)
+        _show_rows(console, verdict, view.rows(SCREEN_ROWS))
     else:
         _show_totals(console, verdict)
-    _show_symbols(console, verdict)
-    show_owners(console, verdict.attribution)
+    _show_symbols(console, verdict, view)
+    show_owners(console, verdict.attribution, view)
+    show_why(console, verdict.why)
     if verdict.stack is not None:
         show_stack(console, verdict.stack, verdict.map.stack_bytes)
     if comparison is not None:
@@ -198,14 +227,14 @@ def _show_regions(console: Console, verdict: Verdict) -> None:
     console.print(shown, legend(drawn for _, drawn in pairs), sep="\n")
 
 
-def _show_rows(console: Console, verdict: Verdict) -> None:
+def _show_rows(console: Console, verdict: Verdict, most: int | None) -> None:
     shown = table("where it goes", "region", "what", "role", ">bytes")
     for usage in verdict.map.usages:
         rows = sorted((r for r in usage.rows if r.bytes), key=lambda r: -r.bytes)
-        for row in rows[:SCREEN_ROWS]:
+        for row in rows[:most]:
             role = {"both": "", "loose": ""}.get(row.role, row.role)
             shown.add_row(usage.region.name, _cell(row.name), role, f"{row.bytes:,}")
-        rest = rows[SCREEN_ROWS:]
+        rest = rows[most:] if most is not None else []
         if rest:
             total = sum(row.bytes for row in rest)
             shown.add_row(usage.region.name, f"{len(rest):,} more", "", f"{total:,}")
@@ -226,18 +255,24 @@ def _show_totals(console: Console, verdict: Verdict) -> None:
     console.print(shown)
 
 
-def _show_symbols(console: Console, verdict: Verdict) -> None:
+def _show_symbols(console: Console, verdict: Verdict, view: View) -> None:
+    symbols, most = view.symbols(verdict), view.rows(SCREEN_ROWS)
     shown = table("largest symbols", "symbol", "region", "section", ">bytes")
-    for symbol in verdict.symbols[:SCREEN_ROWS]:
+    for symbol in symbols[:most]:
         regions = [name for name in (symbol.region, symbol.load_region) if name]
-        name = symbol.name + (f" (+{len(symbol.aliases)} aliases)" if symbol.aliases else "")
+        name = short(readable(symbol.name))
+        name += f" (+{len(symbol.aliases)} aliases)" if symbol.aliases else ""
         section = verdict.elf.sections[symbol.section].name
         shown.add_row(_cell(name), " + ".join(regions), _cell(section), f"{symbol.size:,}")
-    rest = verdict.symbols[SCREEN_ROWS:]
+    rest = symbols[most:] if most is not None else []
     if rest:
         total = sum(s.size for s in rest)
         shown.add_row(f"{len(rest):,} more", "", "", f"{total:,}")
-    for usage in verdict.map.usages:
+    if view.filters:
+        few, every = (sum(s.size for s in part) for part in (symbols, verdict.symbols))
+        count = f"{len(symbols):,} / {len(verdict.symbols):,} symbols"
+        shown.add_row(Text(f"shown / all: {count}", style="dim"), "", "", f"{few:,} / {every:,}")
+    for usage in verdict.map.usages if not view.filters else ():
         if usage.unattributed:
             shown.add_row("unattributed", usage.region.name, "", f"{usage.unattributed:,}")
     console.print(shown)

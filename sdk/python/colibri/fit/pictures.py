@@ -28,7 +28,10 @@ from colibri.fit.format_compare import remark
 from colibri.fit.growth import AreaDelta, Delta, shortened
 from colibri.fit.memory_map import OWN, Row, Usage, group_of
 from colibri.fit.stack.analysis import StackReport
+from colibri.fit.symbol_names import chain_text, readable
+from colibri.fit.symbols import STACK_NAME
 from colibri.fit.verdict import Verdict
+from colibri.fit.why import SCREEN_USERS, Why
 from colibri.report.bars import Bar, Piece
 from colibri.report.page import Cell, Change, Section, Table, VerdictRow
 from colibri.report.palette import RoleName
@@ -197,8 +200,10 @@ class _Forest:
             if part.object == FILL_NAME and not part.symbol:
                 role = "stack" if role == "stack" else "padding"
                 grower.add(base, f"{FILL_NAME} {part.section}", "fill", role, taken)
+            elif part.symbol == STACK_NAME:
+                grower.add(base, STACK_NAME, "stack", "stack", taken)
             elif part.symbol:
-                grower.add((*base, *self._path(part)), part.symbol, "symbol", role, taken)
+                grower.add((*base, *self._path(part)), readable(part.symbol), "symbol", role, taken)
             else:
                 name = f"{part.section}, no symbol"
                 grower.add((*base, *self._path(part)), name, "rest", role, taken)
@@ -305,13 +310,14 @@ def _tables(verdict: Verdict, comparison: Comparison | None) -> Iterator[Table]:
     placed = [(name, row.name, row.kind, _PLACES[row.role], row.bytes) for name, row in rows]
     yield Table("Where it goes", ("region", "what", "kind", "place", ">bytes"), placed)
     yield Table("Symbols", ("symbol", "region", "section", "object", "source", ">bytes"), [
-        (s.name, " + ".join(r for r in (s.region, s.load_region) if r),
+        (readable(s.name), " + ".join(r for r in (s.region, s.load_region) if r),
          elf.sections[s.section].name, f"{s.library}({s.object})" if s.library else s.object,
          s.source, s.size)
         for s in verdict.symbols
     ])  # fmt: skip
     for name, word in _OWNERS.items():
         yield _owners(f"By {word}", word, getattr(verdict.attribution, name))
+    yield _why(verdict.why)
     if verdict.stack is not None:
         yield from _stack(verdict.stack, verdict.map.stack_bytes)
 
@@ -328,6 +334,19 @@ def _owners(title: str, word: str, shares: Sequence[Share]) -> Table:
         for share in shares
     ]
     return Table(title, columns, rows)
+
+
+def _why(answers: Sequence[Why]) -> Table:
+    """What was asked for with ``--why``."""
+    rows = [
+        (readable(reason.name), reason.kind, reason.bytes,
+         chain_text(reason.chain).removeprefix(", "), len(reason.users),
+         ", ".join(map(readable, list(reason.users)[:SCREEN_USERS])))
+        for answer in answers
+        for reason in answer.reasons
+    ]  # fmt: skip
+    columns = ("name", "kind", ">bytes", "chain to an entry", ">users", "the first of them")
+    return Table("Why it is linked", columns, rows)
 
 
 def _stack(report: StackReport, reserved: int) -> Iterator[Table]:

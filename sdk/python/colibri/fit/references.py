@@ -21,6 +21,8 @@ from colibri.fit.relocations import tables
 from colibri.fit.stack.program import MACHINES
 
 Node = Hashable
+#: The source whose nodes are files.
+BY_MAP = "map, by object"
 #: Names of functions that something outside the program calls.
 ENTRY_NAMES = frozenset(
     {"main", "_start", "_mainCRTStartup", "Reset_Handler", "reset_handler", "ResetISR"}
@@ -61,14 +63,15 @@ class Graph:
                     result.add(user, target, label)
         return result
 
-    def chain(self, target: Node) -> tuple[list[str], bool]:
+    def chain(self, target: Node, *more: Node) -> tuple[list[str], bool]:
         """Labels from the nearest user to a root, and whether one was reached.
 
-        The shortest chain; of several the one whose edges were added first.  Without a root it
-        ends at the nearest node that nothing refers to, or somewhere in a circle.
+        The shortest chain; of several (and of several targets) the one whose edges were added
+        first.  Without a root it ends at the nearest node that nothing refers to, or somewhere in
+        a circle.
         """
-        before: dict[Node, tuple[Node, str] | None] = {target: None}
-        waiting, last, loose = deque([target]), target, None
+        before: dict[Node, tuple[Node, str] | None] = dict.fromkeys((target, *more))
+        waiting, last, loose = deque(before), target, None
         while waiting:
             last = waiting.popleft()
             if last in self.roots:
@@ -121,6 +124,21 @@ class References:
             if complete:
                 return best
         return best
+
+    def users(self, symbol: Symbol) -> dict[str, str]:
+        """Who refers to a symbol directly, each with the source that told it first.
+
+        Of a linked ELF functions and objects; what a map tells of files only where nothing else
+        does.
+        """
+        found: dict[str, str] = {}
+        for source in self._each():
+            if found and source.name == BY_MAP:
+                break
+            node = source.find(symbol)
+            for label in source.graph.users(node).values() if node is not None else ():
+                found.setdefault(label, source.name)
+        return found
 
     def hint(self) -> str:
         """What would tell more than was given."""

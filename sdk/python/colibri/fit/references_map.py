@@ -13,7 +13,7 @@ from collections.abc import Hashable
 
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.link_map import LinkMap, PartFinder, object_and_library
-from colibri.fit.references import Graph, Node, Source
+from colibri.fit.references import BY_MAP, Graph, Node, Source
 
 
 def map_source(elf: Elf, found: LinkMap) -> Source:
@@ -44,10 +44,10 @@ def map_source(elf: Elf, found: LinkMap) -> Source:
         if found.included.get(home, ("", ""))[1] == symbol.name:
             graph.add(found.included[home][0], node, _label(*found.included[home]))
         elif home not in graph.roots:
-            graph.add(home, node, short(home))
+            graph.add(home, node, short_file(home))
         return node
 
-    return Source("map, by object", graph, find)
+    return Source(BY_MAP, graph, find)
 
 
 def _home(elf: Elf, finder: PartFinder, symbol: Symbol) -> str | None:
@@ -58,14 +58,19 @@ def _home(elf: Elf, finder: PartFinder, symbol: Symbol) -> str | None:
     part = finder.at(section.name, section.address, symbol.address)
     if part is None or not part.object:
         return None
-    return f"{part.library}({part.object})" if part.library else part.object
+    return member_of(part.object, part.library)
+
+
+def member_of(object: str, library: str) -> str:
+    """A file as a map writes it."""
+    return f"{library}({object})" if library else object
 
 
 def _label(user: str, symbol: str) -> str:
-    return f"{short(user)} for {symbol}"
+    return f"{short_file(user)} for {symbol}"
 
 
-def short(file: str) -> str:
+def short_file(file: str) -> str:
     """``lib.a(member.o)`` or ``main.o``, without folders."""
     member, library = object_and_library(file)
     base = member.replace("\\", "/").rsplit("/", 1)[-1]

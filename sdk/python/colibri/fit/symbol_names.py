@@ -9,6 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from colibri.fit.cxx_names import plain_name
+from colibri.fit.demangle import demangled
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Chain
 from colibri.fit.symbols import hidden
@@ -57,15 +58,23 @@ def is_defined(symbol: Symbol, elf: Elf, labels: bool = False) -> bool:
 
 
 def fits(pattern: str, name: str) -> bool:
-    """Whether a pattern means a symbol, by its name, or by what a C++ name says."""
+    """Whether a pattern means a symbol, by its name, or by what a C++ or Rust name says.
+
+    Of C++ with or without arguments: ``board::Uart::open`` and ``board::Uart::open(int)``.
+    """
     name = name.split("@", 1)[0]
-    return fnmatchcase(name, pattern) or fnmatchcase(plain_name(name) or name, pattern)
+    return any(fnmatchcase(text, pattern) for text in (name, plain_name(name), demangled(name)))
+
+
+def readable(name: str) -> str:
+    """A name as people read it: in plain, or as it is."""
+    return demangled(name) or plain_name(name) or name
 
 
 def nearest(pattern: str, names: Iterable[str]) -> list[str]:
     """Up to three names that may have been meant."""
     word = pattern.strip("*")
-    by_text = {plain_name(name) or name: name for name in sorted(names)}
+    by_text = {readable(name): name for name in sorted(names)}
     inside = [by_text[text] for text in by_text if word and word.lower() in text.lower()]
     near = [text for text in by_text if abs(len(text) - len(word)) <= len(word)]
     near.sort(key=lambda text: text[:2] != word[:2])  # of very many only the likeliest are compared
@@ -82,15 +91,16 @@ def short(text: str) -> str:
 
 
 def shown(name: str) -> str:
-    plain = plain_name(name)
-    return f"{short(plain)} ({short(name)})" if plain else short(name)
+    """A name in plain, with the mangled one behind it."""
+    plain = readable(name)
+    return f"{short(plain)} ({short(name)})" if plain != name else short(name)
 
 
 def chain_text(chain: Chain | None) -> str:
     """A chain as a part of a sentence; the middle of a long one is left out."""
     if chain is None:
         return ""
-    users = [short(plain_name(name) or name) for name in chain.names[1:]]
+    users = [short(readable(name)) for name in chain.names[1:]]
     if not users:
         return ", an entry by itself" if chain.complete else ""
     if len(users) > _SHOWN_NAMES:

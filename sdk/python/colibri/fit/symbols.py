@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from operator import attrgetter
 
+from colibri.fit.demangle import can_demangle, is_mangled
 from colibri.fit.elf import Elf, Symbol
 from colibri.fit.findings import Finding
 from colibri.fit.memory_map import MemoryMap, group_of
@@ -22,6 +23,8 @@ from colibri.fit.regions import Extent
 _OWNERS = frozenset({"FUNC", "OBJECT", "NOTYPE", "TLS", "COMMON", "GNU_IFUNC", "LOOS"})
 _MAPPING_MACHINES = frozenset({"ARM", "AARCH64", "RISCV", "CSKY"})
 _MAPPING = re.compile(r"\$(a|t|d|x(rv[^.]*)?)(\..*)?")
+#: Bytes of a reserved stack that no symbol has, and the section that some scripts reserve it by.
+STACK_NAME, STACK_SECTION = "(stack)", ".stack"
 _ADDRESS = attrgetter("address")
 _BINDING = {"GLOBAL": 0, "WEAK": 1}
 
@@ -82,6 +85,9 @@ def attribute(placed: MemoryMap) -> SymbolTable:
     table.rows = list(own_symbols(placed.elf))
     for row in table.rows:
         _charge(table.charger, row)
+    table.findings += _unread(placed.elf)
+    stacks = [_stack(table.charger, *found) for found in _stacks(placed)]
+    table.rows += [row for row in stacks if row.size]
     clipped = [row for row in table.rows if row.clipped]
     if clipped:
         lost = sum(row.declared_size - row.size for row in clipped)
@@ -99,6 +105,28 @@ def attribute(placed: MemoryMap) -> SymbolTable:
         )
     table.rows.sort(key=lambda row: (-row.size, row.name, row.address))
     return table
+
+
+def _stacks(placed: MemoryMap) -> Iterator[tuple[int, int, int]]:
+    """Section, address and size of reserved stacks: by linker symbols, or sections of that name."""
+    for section in placed.elf.sections:
+        if placed.elf.kind == "relocatable" or not section.takes_memory:
+            continue
+        if section.name == STACK_SECTION and not section.in_file:
+            yield section.index, section.address, section.size
+        for place in (p for p in placed.places if p.kind == "stack"):
+            start = max(section.address, place.address)
+            end = min(section.address + section.size, place.address + place.size)
+            if start < end:
+                yield section.index, start, end - start
+
+
+def _stack(charger: Charger, section: int, address: int, size: int) -> OwnSymbol:
+    """What no symbol has of a reserved stack, as a row of its own."""
+    row = OwnSymbol(STACK_NAME, address, size, size, "STACK", section)
+    _charge(charger, row)
+    row.size = row.declared_size = max(row.charged.values(), default=0)
+    return row
 
 
 def own_symbols(elf: Elf) -> Iterator[OwnSymbol]:
@@ -200,6 +228,13 @@ def _charge(charger: Charger, row: OwnSymbol) -> None:
     for region, new in row.charged.items():
         if region in charger.usages:
             charger.usages[region].symbol_bytes += new
+
+
+def _unread(elf: Elf) -> Iterator[Finding]:
+    """That names stay mangled, once, when the library that reads them is missing."""
+    if not can_demangle() and any(is_mangled(symbol.name) for symbol in elf.symbols):
+        what = 'C++ and Rust names stay mangled: pip install "colibri-sdk[names]" to read them'
+        yield Finding("note", "names", what, elf.path.name)
 
 
 def _remarks(elf: Elf) -> Iterator[Finding]:

@@ -36,6 +36,7 @@ from colibri.fit.stack.analysis import StackOptions, StackReport, analyse
 from colibri.fit.stack.report import stack_figure, stack_findings
 from colibri.fit.symbol_rules import BROKEN, SymbolRules, symbol_findings
 from colibri.fit.symbols import OwnSymbol, attribute
+from colibri.fit.why import Why, explain
 
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
 _UNTOLD = frozenset({STACK_UNKNOWN, "budget-unknown", UNTOLD, EMPTY})
@@ -53,6 +54,7 @@ class Verdict:
     attribution: Attribution
     stack: StackReport | None = None
     figures: list[Figure] = field(default_factory=list)
+    why: list[Why] = field(default_factory=list)
 
     @property
     def elf(self) -> Elf:
@@ -94,6 +96,7 @@ def judge(
     groups: Mapping[str, Sequence[str]] | None = None,
     application: Mapping[str, int | str] | None = None,
     rules: SymbolRules | None = None,
+    why: Sequence[str] = (),
 ) -> Verdict:
     """Read, place and judge one firmware.
 
@@ -120,6 +123,8 @@ def judge(
         such as that of ``colibri build``: it is counted beside the ELF.
     rules : SymbolRules, optional
         Symbols that must or must not be there, owners without variables.
+    why : sequence of str
+        Symbols, objects and libraries to explain (:func:`colibri.fit.why.explain`).
 
     Raises
     ------
@@ -142,7 +147,8 @@ def judge(
     owners = attribution(placed, table, read_sources(elf), groups)
     findings = [*elf.notes, *placed.findings, *table.findings, *owners.findings]
     findings += [*orphans(elf.link_map)] if elf.link_map is not None else []
-    findings += symbol_findings(placed, owners, board, rules, References(elf, paths))
+    references = References(elf, paths)
+    findings += symbol_findings(placed, owners, board, rules, references)
     if board is not None:
         regions = [usage.region for usage in placed.usages]
         findings += board_remarks(elf, board)
@@ -160,7 +166,9 @@ def judge(
         findings += stack_findings(report, placed.stack_bytes, budget)
         figures.append(stack_figure(report, placed.stack_bytes, budget))
     word = decide(elf, board, findings)
-    return Verdict(placed, table.rows, summed_up(findings), word, owners, report, figures)
+    found = summed_up(findings)
+    reasons = explain(elf, references, why)
+    return Verdict(placed, table.rows, found, word, owners, report, figures, reasons)
 
 
 def decide(elf: Elf, board: BoardLike | None, findings: list[Finding]) -> str:
