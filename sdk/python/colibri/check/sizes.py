@@ -23,6 +23,9 @@ from colibri.project.model import Symbols
 #: Findings that the rows of figures tell already.
 _TOLD = frozenset({"budget", "budget-warn", "budget-unknown"})
 
+#: Errors that say that something cannot be told.
+_UNKNOWN = frozenset({EMPTY, STACK_UNKNOWN, UNTOLD})
+
 _TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
 
 
@@ -50,12 +53,8 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
         )
         told |= held and finding.code == STACK_UNKNOWN
         if not told and finding.level != "note":
-            status = "over" if finding.level == "error" else "warning"
-            status = (
-                "unknown"
-                if finding.code in (EMPTY, STACK_UNKNOWN, UNTOLD) and status == "over"
-                else status
-            )
+            broken = "unknown" if finding.code in _UNKNOWN else "over"
+            status = broken if finding.level == "error" else "warning"
             where = short(finding.symbol) or finding.where
             name = f"{finding.code}.{where}" if where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)
@@ -144,7 +143,7 @@ def _not_told(figure: Figure, untold: str, loaded: LoadedProject, target: Target
 def _deepest(verdict: Verdict) -> str:
     """What the bound does not know, and the chain that it comes from."""
     assert verdict.stack is not None
-    unknown = [finding.what for finding in verdict.findings if finding.code == "stack-unknown"]
+    unknown = [finding.what for finding in verdict.findings if finding.code == STACK_UNKNOWN]
     entries = [entry for entry in verdict.stack.counted if entry.bound.chain]
     if not entries:
         return "; ".join(unknown)
