@@ -36,6 +36,7 @@ PICTURES = {
     "twin": ASK,
     "cpu": f"{ASK} \\\n    --machine cpu",
     "size": f"colibri size demo/firmware-{BOARD}/firmware.elf --board {BOARD}",
+    "check": "colibri check --init && colibri check",
 }
 #: A page, and how much of it a browser shows.
 PAGE = f"""colibri size demo/firmware-{BOARD}/firmware.elf --board {BOARD} \\

@@ -337,6 +337,104 @@ def test_firmware_without_an_entry_has_no_stack_bound_but_sizes(
     assert done.row("code")["value"] == 16
     asked = run(text.replace("[boards", '[budgets]\nstack_depth = "100 %"\n[boards', 1))
     assert (asked.code, asked.row("size")["status"]) == (2, "unknown")
+    asked = run(text + 'su = ["nothing"]\n')
+    assert (asked.code, asked.row("size")["status"]) == (2, "unknown")
+
+
+def test_marks_that_nothing_tells_are_unknown(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    """A reserved stack without the linker's symbols, shares of it, owners without a map."""
+    need("module:capstone")
+    text, elf = firmware(), tmp_path / "fw ü.elf"
+    elf.write_bytes(elf.read_bytes().replace(b"__stack_top", b"__staple_up"))
+    done = run(text)
+    assert (done.code, done.row("stack")["value"]) == (0, None)
+    for name, budget, said in (
+        ("stack", 'stack_bytes = "1 MiB"', "__stack_bottom and __stack_top"),
+        ("stack_depth", 'stack_depth = { warn = "50 %" }', "__stack_bottom and __stack_top"),
+        ("group.hal", 'groups.hal = "1 MiB"', "not known without a map"),
+    ):
+        held = text.replace("[boards", f"[budgets]\n{budget}\n[boards", 1)
+        held = held.replace("[groups]", '[groups]\nhal = ["libhal.a"]')
+        done = run(held)
+        assert (done.code, done.row(name)["status"]) == (2, "unknown"), done.out
+        assert said in done.row(name)["detail"]
+
+
+def test_firmware_with_nothing_in_it_is_unknown(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    text = firmware('[budgets]\nregions.FLASH = "1 MiB"\n')
+    (tmp_path / "fw ü.elf").write_bytes(ElfWriter().build())
+    done = run(text)
+    assert (done.code, done.row("empty.fw ü.elf")["status"]) == (2, "unknown"), done.out
+    assert done.row("verdict")["status"] == "unknown"
+
+
+def test_code_is_not_known_without_sections(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    text, elf = firmware(), tmp_path / "fw ü.elf"
+    content = bytearray(elf.read_bytes())
+    content[32:36], content[48:52] = bytes(4), bytes(4)  # e_shoff; e_shnum and e_shstrndx
+    elf.write_bytes(content)
+    assert run(text).row("code")["value"] is None
+    done = run(text.replace("[boards", "[budgets]\ncode_bytes = 15\n[boards", 1))
+    assert (done.code, done.row("code")["status"]) == (2, "unknown"), done.out
+
+
+def test_an_image_tells_nothing_of_memory(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    text = firmware().replace("fw ü.elf", "fw.hex")
+    (tmp_path / "fw.hex").write_text(":020000040800F2\n:0440000080B500BFC8\n:00000001FF\n")
+    done = run(text)
+    assert (done.code, done.row("region.FLASH")["value"]) == (0, 4), done.out
+    assert done.row("region.SRAM")["value"] is None
+    done = run(text.replace("[boards", '[budgets]\nregions.SRAM = "1 KiB"\n[boards', 1))
+    assert (done.code, done.row("region.SRAM")["status"]) == (2, "unknown")
+    assert "an image tells what is stored" in done.row("region.SRAM")["detail"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "code", "name", "status"),
+    [
+        ('{ limit = "1 KiB" }', 2, "symbols-unknown.stack.entries.mian", "unknown"),
+        ("{ priority = 1 }", 0, "stack-entry.mian", "warning"),
+    ],
+)
+def test_entries_that_no_function_has(
+    run: Check, firmware: Callable[..., str], rule: str, code: int, name: str, status: str
+) -> None:
+    need("module:capstone")
+    done = run(firmware(f"[stack.entries]\nmain = {{}}\nmian = {rule}\n"))
+    assert (done.code, done.row(name)["status"]) == (code, status), done.out
+    assert "no function is called 'mian'" in done.row(name)["detail"]
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "status"), [("", 0, "warning"), ("main = { limit = 4096 }", 2, "unknown")]
+)
+def test_a_stack_that_is_not_known_says_so(
+    run: Check, firmware: Callable[..., str], tmp_path: Path, table: str, code: int, status: str
+) -> None:
+    """Also where an entry has a limit and the whole stack none."""
+    need("module:capstone")
+    text, elf = firmware(f"[stack.entries]\n{table}\n"), tmp_path / "fw ü.elf"
+    jump = bytes.fromhex("80b5984780bd00bf")  # push {r7, lr}; blx r3; pop {r7, pc}; nop
+    elf.write_bytes(elf.read_bytes().replace(PUSH_POP, jump, 1))
+    done = run(text)
+    row = done.row("stack-unknown.main")
+    assert (done.code, row["status"]) == (code, status), done.out
+    assert "declare it in [stack.calls]" in row["detail"]
+
+
+def test_rows_of_rules_name_the_symbol(run: Check, firmware: Callable[..., str]) -> None:
+    rules = 'forbidden = ["uart_*"]\nrequired = { mian = "", main = "SRAM" }\n'
+    done = run(firmware(f"[symbols]\n{rules}"))
+    for name in ("forbidden.uart_send", "required.mian", "misplaced.main"):
+        assert done.row(name)["status"] == "over"
 
 
 def test_marks_of_the_board_file_hold_only_where_they_apply(
@@ -543,11 +641,13 @@ def test_output_folders(run: Check, small: Callable[..., str], tmp_path: Path) -
 def test_the_project_s_own_folder_is_no_output(
     run: Check, small: Callable[..., str], tmp_path: Path
 ) -> None:
-    """It may have a summary.md of its own."""
+    """Reports are removed when a check begins, and these are the user's."""
     (tmp_path / "summary.md").write_text("mine")
-    refused = run(small(board="emulate = []\n"), output=".")
-    assert (refused.code, (tmp_path / "summary.md").read_text()) == (2, "mine")
-    assert "is the project's own folder" in refused.err
+    (tmp_path / "link").symlink_to(tmp_path)
+    for output in (".", "link"):
+        done = run(small(board="emulate = []\n"), output=output)
+        assert (done.code, (tmp_path / "summary.md").read_text()) == (2, "mine")
+        assert "--output: is the folder of the project file" in done.err
 
 
 def test_an_exception_that_nobody_meant_leaves_the_other_boards(
@@ -561,6 +661,14 @@ def test_an_exception_that_nobody_meant_leaves_the_other_boards(
     assert done.code == 2
     assert done.row("plan")["status"] == "unknown"
     assert "please report it: ZeroDivisionError: by nothing" in done.row("plan")["detail"]
+
+
+def test_reports_do_not_outlive_a_project_that_went_wrong(
+    run: Check, small: Callable[..., str]
+) -> None:
+    assert run(small(board="emulate = []\n")).code == 0
+    done = run(small(board="emulat = []\n"))
+    assert (done.code, [name for name in REPORT_FILES if (done.folder / name).exists()]) == (2, [])
 
 
 def test_reports_of_an_earlier_run_do_not_outlive_a_crash(
@@ -584,7 +692,7 @@ def test_init_writes_a_file_to_start_from(
     file = tmp_path / "a b.toml"
     assert cli.main(["check", "--init", str(file)]) == 0
     assert load_project(file).targets
-    assert cli.main(["check", "--init", str(tmp_path)]) == 0
+    assert cli.main(["check", "--init", str(tmp_path)]) == 0  # a folder, as `check` takes one
     assert load_project(tmp_path).project == load_project(file).project
     before = file.read_text()
     assert cli.main(["check", "--init", str(file)]) == 2

@@ -276,7 +276,7 @@ WRONG = {
     "limits.memory = -1": ("limits.memory", "negative"),
     "limits.prefetch = 1": ("limits.prefetch", "1 is not true or false"),
     "run.prompt = ''": ("run.prompt", "at least 1 character"),
-    "run.tokens = []": ("run.tokens", "at least 1 item"),
+    "run.tokens = []": ("run.tokens", "is empty; write at least one"),
     "run.tokens = [-1]": ("run.tokens[0]", "at least 0"),
     "run.tokens = ['a']": ("run.tokens[0]", "'a' is not an integer"),
     "run.temperature = inf": ("run.temperature", "finite"),
@@ -377,7 +377,7 @@ CONTRADICTIONS = {
     "nothing to check": (re.sub(r"\[model\]\nimage.*\n", "", SMALL), "give elf"),
     "own firmware on a CPU": (SMALL + 'elf = "f"\nemulate = ["cpu"]\n', "leave elf out"),
     "no boards": (SMALL.split("[boards")[0], "missing key 'boards'"),
-    "empty boards": (SMALL.split("[boards")[0] + "[boards]\n", "at least 1 item"),
+    "empty boards": (SMALL.split("[boards")[0] + "[boards]\n", "boards: is empty; write at"),
 }  # fmt: skip
 
 
@@ -400,6 +400,8 @@ def test_every_problem_is_told_at_once(tmp_path: Path) -> None:
         (b"", "missing key 'schema_version'"),
         (b"\xff\xfe", "is not UTF-8 text (byte 0); project files are TOML"),
         (b"a = " + b"[" * 50_000, "is nested too deeply"),
+        (b"a." * 50_000 + b"a = 1", "is nested too deeply"),  # took minutes
+        (b"['a' . " + b"'b'\t.c ." * 50_000 + b"a]", "is nested too deeply"),
         (b"x = " + b"9" * 5000, "is not valid TOML"),
         (b'a = "' + b"x" * (1 << 20) + b'"', "larger than 1048576 bytes"),
         (b"[model", "is not valid TOML"),
@@ -516,7 +518,7 @@ def test_schema_takes_what_the_loader_takes(tmp_path: Path) -> None:
 #: What a schema cannot know: boards, regions, groups, order of marks, keys that exclude others.
 BEYOND_A_SCHEMA = re.compile(
     r"no (region|group)|above limit|below limit|known board|No such file|no '/'|is the map of|"
-    r"leave build out|finite|did you mean 'pimoroni"
+    r"leave build out|finite|did you mean 'pimoroni|name of a report"
 )
 
 

@@ -80,6 +80,15 @@ def test_tolerance_to_the_byte(tolerance: Any, most: int) -> None:
     assert only(compare(now(ram=312_005), STORED, {"code": tolerance}), RAM)[1]
 
 
+def test_a_tolerance_is_a_decimal_fraction() -> None:
+    """32.3 % of 1000 are 323, and 2 % of 11.2 are 0.224, whatever floats make of them."""
+    stored = Record({("b", "code"): 1000, ("b", "tok_s"): 11.2})
+    allowed = {"code": "32.3 %", "tok_s": "2 %"}
+    for code, speed, worse in ((1323, 10.976, False), (1324, 10.9759, True)):
+        changes = compare({("b", "code"): code, ("b", "tok_s"): speed}, stored, allowed)
+        assert [change.worse for change in changes] == [worse, worse]
+
+
 def test_the_first_pattern_holds() -> None:
     allowed: dict[str, str | int] = {"region.*": 10, "*": "50 %"}
     assert only(compare(now(ram=312_015), STORED, allowed), RAM)[1]

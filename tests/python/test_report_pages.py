@@ -615,3 +615,20 @@ def test_commands_write_pages(image: Path, tmp_path: Path) -> None:
     assert cli.main(["size", str(elf), "--html", str(file)]) == 0
     assert "no verdict" in said(read(file.read_text("utf-8")))
     assert cli.main(["size", str(elf), "--html", str(tmp_path / "no" / "page.html")]) == 2
+
+
+def test_pages_replace_pages_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the input, and no folder."""
+    need("module:jinja2", "module:plotly")
+    monkeypatch.chdir(tmp_path)
+    elf = firmware().write(tmp_path / "f.elf")
+    before = elf.read_bytes()
+    (tmp_path / "link.html").symlink_to(elf)
+    for name in ("f.elf", "link.html", ".", "/dev/null"):
+        assert cli.main(["size", "f.elf", "--html", name]) == 2
+        assert f"{name}: is there already and no HTML page" in capsys.readouterr().err
+    assert elf.read_bytes() == before
+    (tmp_path / "empty.html").touch()
+    assert cli.main(["size", "f.elf", "--html", "empty.html"]) == 0

@@ -355,9 +355,12 @@ def test_budget_of_a_group_that_nobody_defined(tmp_path: Path) -> None:
     unknown = judge(path, held)
     assert (unknown.verdict, unknown.exit_code) == ("unknown", 2)
     assert "group drivers is not known" in said(unknown, "budget-unknown")
-    none = judge(path, held, groups={"drivers": ["*uart*"]})  # 0 bytes
+    none = judge(path, held, groups={"drivers": ["symbol:uart*"]})  # 0 bytes
     assert none.verdict == "fits"
-    assert "no owner of bytes matches '*uart*'" in said(none, "group-empty")
+    assert "no owner of bytes matches 'symbol:uart*'" in said(none, "group-empty")
+    hidden = judge(path, held, groups={"drivers": ["*uart*"]})  # objects, without a map
+    assert (hidden.verdict, hidden.exit_code) == ("unknown", 2)
+    assert "not known without a map" in said(hidden, "budget-unknown")
     over = judge(path, held, groups={"drivers": ["section:*"]})
     assert over.verdict == "over"
 

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from colibri.errors import ColibriError, UnitError
-from colibri.units import format_bytes, parse_percent, parse_size
+from colibri.units import format_bytes, parse_percent, parse_size, percent_of
 
 
 @pytest.mark.parametrize(
@@ -82,6 +84,12 @@ def test_percentages(text: str) -> None:
     assert parse_percent("12.5%") == 12.5
     with pytest.raises(UnitError):
         parse_percent(text)
+
+
+def test_shares_are_exact() -> None:
+    assert int(1000 * 32.3 / 100) == 322  # what floats make of it
+    assert percent_of(1000, 32.3) == 323
+    assert percent_of(11.25, 2.0) == Fraction(225, 1000)
 
 
 def test_unit_errors_are_of_the_tree_and_suit_validators() -> None:

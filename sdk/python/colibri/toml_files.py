@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Any
 
 FILE_BYTES_MAX = 1 << 20
+#: A key of more parts than any file needs; the time of `tomllib` grows with their square.
+_DEEP_KEY = re.compile(r"""(?<![\w"'.-])(?:[\w"'-]++[ \t]*+\.[ \t]*+){200}""")
 
 
 def read_toml(path: Path, called: str) -> tuple[dict[str, Any] | None, str]:
@@ -31,4 +34,7 @@ def _parse(path: Path) -> dict[str, Any]:
         data = file.read(FILE_BYTES_MAX + 1)
     if len(data) > FILE_BYTES_MAX:
         raise ValueError(f"it is larger than {FILE_BYTES_MAX} bytes")
-    return tomllib.loads(data.decode("utf-8"))
+    text = data.decode("utf-8")
+    if _DEEP_KEY.search(text):
+        raise RecursionError
+    return tomllib.loads(text)

@@ -13,6 +13,7 @@ with the text that would work.
 from __future__ import annotations
 
 import re
+from fractions import Fraction
 
 from colibri.errors import UnitError
 
@@ -101,6 +102,11 @@ def parse_percent(text: str) -> float:
     if not 0 < percent <= 100:
         raise UnitError(f"{_shown(text)} is out of range", hint="write more than 0 %, up to 100 %")
     return percent
+
+
+def percent_of(whole: int | float, percent: float) -> Fraction:
+    """A share without rounding: 32.3 % of 1000 are 323, where floats make it a little less."""
+    return Fraction(str(whole)) * Fraction(str(percent)) / 100
 
 
 def _unit_of(size: int) -> str:

@@ -25,7 +25,7 @@ from pydantic_core import CoreSchema
 
 from colibri.boards.scalars import SIZE_SCHEMA, Name, Number
 from colibri.errors import UnitError
-from colibri.units import PERCENT_PATTERN, parse_percent, parse_size
+from colibri.units import PERCENT_PATTERN, parse_percent, parse_size, percent_of
 
 _SCALAR_OR_SIZE = {"anyOf": [*SIZE_SCHEMA["anyOf"], {"type": "string", "pattern": PERCENT_PATTERN}]}
 #: Name of a group of owners, as `[groups]` of a project file defines it.
@@ -62,7 +62,7 @@ class Limit(_Table):
         if self.size is not None:
             return self.size
         assert self.percent is not None
-        return int(capacity * self.percent / 100)
+        return int(percent_of(capacity, self.percent))
 
 
 class _Budget(_Table):
@@ -89,6 +89,12 @@ class RegionBudget(_Budget):
     scalar_schema = _SCALAR_OR_SIZE
     warn: Limit | None = None
     limit: Limit | None = None
+
+    @property
+    def relative(self) -> bool:
+        """Whether a mark is a percentage."""
+        marks = (self.warn, self.limit)
+        return any(mark is not None and mark.percent is not None for mark in marks)
 
     def marks(self, capacity: int | None) -> tuple[int | None, int | None]:
         """`warn` and `limit` in bytes; None where there is none, or nothing to take a share of."""

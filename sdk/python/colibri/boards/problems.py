@@ -61,6 +61,8 @@ def _message(detail: ErrorDetails, model: type[BaseModel]) -> str:
     if kind in _BOUND_WORDS:
         key, words = _BOUND_WORDS[kind]
         return f"{shown(detail['input'])} is out of range; write {words} {context[key]}"
+    if kind == "too_short" and detail["input"] in ({}, []):
+        return "is empty; write at least one"
     if kind == "string_pattern_mismatch":
         hint = _PATTERN_WORDS.get(str(context["pattern"]), "use printable text, not empty")
         return f"{shown(detail['input'])} is not allowed here; {hint}"

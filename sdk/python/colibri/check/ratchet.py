@@ -14,11 +14,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from fractions import Fraction
 from typing import Any
 
 from colibri.boards.problems import shown
 from colibri.errors import RatchetError
-from colibri.units import parse_percent, parse_size
+from colibri.units import parse_percent, parse_size, percent_of
 
 #: Figures of which more is better, also as a part of a name between dots.
 HIGHER_IS_BETTER = frozenset(("tok_s",))
@@ -134,7 +135,8 @@ def _change(
         return Change(figure, None, value, "new")
     if value == before:
         return Change(figure, before, value, "same")
-    lost = before - value if higher_is_better(figure[1]) else value - before
+    grown = Fraction(str(value)) - Fraction(str(before))
+    lost = -grown if higher_is_better(figure[1]) else grown
     status = "grown" if value > before else "shrunk"
     return Change(
         figure, before, value, status, lost > 0 and _beyond(lost, before, figure, allowed)
@@ -142,12 +144,12 @@ def _change(
 
 
 def _beyond(
-    lost: Value, before: Value, figure: Figure, allowed: Mapping[str, tuple[Value, bool]]
+    lost: Fraction, before: Value, figure: Figure, allowed: Mapping[str, tuple[Value, bool]]
 ) -> bool:
     """Whether a loss is more than the first tolerance whose pattern matches."""
     for pattern, (most, percent) in allowed.items():
         if fnmatchcase(figure[1], pattern):
-            return lost * 100 > most * before if percent else lost > most
+            return lost > (percent_of(before, most) if percent else most)
     return True
 
 

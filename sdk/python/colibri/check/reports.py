@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,7 @@ from colibri.check.page import page_of
 from colibri.check.rows import CheckResult, counts, word_of
 from colibri.errors import ColibriError, ProjectError
 from colibri.fit.format import as_json
+from colibri.project.loader import REPORT_FILES
 from colibri.report.html import write_page
 from colibri.text_files import write_text
 
@@ -42,6 +44,13 @@ def fields(result: CheckResult) -> dict[str, Any]:
             for one in result.boards
         ],
     }
+
+
+def remove_reports(folder: Path) -> None:
+    """Takes away those of an earlier check, which nobody may take for this one's."""
+    for name in REPORT_FILES:
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
 
 
 def write_reports(result: CheckResult, folder: Path) -> list[str]:

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ from colibri.boards.checks import closest
 from colibri.check.rows import CheckResult
 from colibri.check.steps import BoardCheck, Say
 from colibri.errors import ProjectError
-from colibri.project.loader import REPORT_FILES, LoadedProject
+from colibri.project.loader import LoadedProject
 
 
 def check(
@@ -45,7 +44,10 @@ def check(
         if name not in names:
             hint = f"{closest(name, names)}there are: {', '.join(names)}"
             raise ProjectError(f"no board '{name}'", file=loaded.file, field="--board", hint=hint)
-    _prepare(folder, loaded)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ProjectError(f"cannot be made: {error.strerror}", file=folder) from error
     result = CheckResult(loaded.project.name, loaded.file)
     if boards:
         result.left_out = frozenset(names) - frozenset(boards)
@@ -57,17 +59,3 @@ def check(
         result.boards.append(checked.run())
         result.rows += checked.sheet.rows
     return result
-
-
-def _prepare(folder: Path, loaded: LoadedProject) -> None:
-    """A folder without the reports of an earlier check, which nobody may take for this one's."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ProjectError(f"cannot be made: {error.strerror}", file=folder) from error
-    if folder.samefile(loaded.file.parent):
-        raise ProjectError("is the project's own folder", file=folder, field="--output",
-                           hint="give one for images, firmware and reports alone")  # fmt: skip
-    for name in REPORT_FILES:
-        with contextlib.suppress(OSError):
-            (folder / name).unlink()

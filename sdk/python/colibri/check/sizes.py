@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ from typing import Any
 from colibri.check.rows import BoardResult
 from colibri.check.sheet import Sheet
 from colibri.errors import SizeError
-from colibri.fit.findings import UNTOLD
+from colibri.fit.budgets import Figure
+from colibri.fit.findings import EMPTY, STACK_UNKNOWN, UNTOLD
 from colibri.fit.stack import StackOptions
+from colibri.fit.symbol_names import short
 from colibri.fit.symbol_rules import LIBRARY_RULES, SymbolRules
 from colibri.fit.verdict import Verdict, judge
 from colibri.project.loader import LoadedProject, Target
 from colibri.project.model import Symbols
 
 #: Findings that the rows of figures tell already.
-_TOLD = frozenset({"budget", "budget-warn", "budget-unknown", "stack-unknown"})
+_TOLD = frozenset({"budget", "budget-warn", "budget-unknown"})
 
 _TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
 
@@ -36,16 +39,25 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
     for figure in verdict.figures:
         if figure.name == "stack_depth":
             sheet.figure("size", figure, _deepest(verdict))
+        elif figure.value == 0 and (untold := _untold(figure, verdict)):
+            sheet.figure("size", _not_told(figure, untold, loaded, target))
         elif figure.name != "image" or (figure.value and result.image is None):  # else of "pack"
             sheet.figure("size", figure)
+    held = any(figure.name == "stack_depth" and figure.held for figure in verdict.figures)
     for finding in verdict.findings:
         told = finding.code in _TOLD or (
             finding.code in _TOLD_OF_STACK and finding.where == "stack"
         )
+        told |= held and finding.code == STACK_UNKNOWN
         if not told and finding.level != "note":
             status = "over" if finding.level == "error" else "warning"
-            status = "unknown" if finding.code == UNTOLD and status == "over" else status
-            name = f"{finding.code}.{finding.where}" if finding.where else finding.code
+            status = (
+                "unknown"
+                if finding.code in (EMPTY, STACK_UNKNOWN, UNTOLD) and status == "over"
+                else status
+            )
+            where = short(finding.symbol) or finding.where
+            name = f"{finding.code}.{where}" if where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)
     word = {"fits": "ok", "over": "over"}.get(verdict.verdict, "unknown")
     what = {"fits": "fits", "over": "does not fit"}.get(verdict.verdict, "no verdict")
@@ -98,7 +110,8 @@ def _flashed(target: Target, result: BoardResult) -> bool:
 
 
 def _stack_asked(loaded: LoadedProject, target: Target) -> bool:
-    return target.board.budgets.stack_depth is not None or loaded.project.stack is not None
+    asked = (target.board.budgets.stack_depth, loaded.project.stack, target.options.su or None)
+    return asked != (None, None, None)
 
 
 def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None:
@@ -108,6 +121,24 @@ def _stack_options(loaded: LoadedProject, target: Target) -> StackOptions | None
         return None
     su = tuple(loaded.path(path) for path in target.options.su)
     return StackOptions((), su, (loaded.file,) if loaded.project.stack is not None else ())
+
+
+def _untold(figure: Figure, verdict: Verdict) -> str:
+    """Why nothing was found of what may be there."""
+    if figure.name == "stack":
+        return "no __stack_bottom and __stack_top tell it"
+    if figure.name.startswith("region.") and verdict.elf.detail == "areas":
+        return "an image tells what is stored, not what memory the firmware takes"
+    return ""
+
+
+def _not_told(figure: Figure, untold: str, loaded: LoadedProject, target: Target) -> Figure:
+    """Unknown where the project holds the figure, else no figure: board files hold many."""
+    region = figure.name.partition(".")[2]
+    for budgets in (loaded.project.budgets, target.options.budgets):
+        if region in budgets.regions if region else budgets.stack_bytes is not None:
+            return replace(figure, value=None, untold=untold)
+    return replace(figure, value=None, warn=None, limit=None)
 
 
 def _deepest(verdict: Verdict) -> str:

@@ -54,23 +54,27 @@ def check(
     """
     from colibri.check import check as run_check
     from colibri.check.on_record import hold
-    from colibri.check.reports import fields, write_reports
+    from colibri.check.reports import fields, remove_reports, write_reports
     from colibri.check.table import tables
-    from colibri.project import load_project
+    from colibri.project import load_project, project_path
     from colibri.project.start import write_start
 
     if schema:
         _print_schema(as_json)
         return
+    file = project_path(project)
     if init:
-        note(f"wrote {write_start(project)}", markup=VERBATIM)
+        write_start(file)
+        note(f"wrote {file}", markup=VERBATIM)
         return
     if reason is not None and not record:
         raise ProjectError("is for --record", field="--reason", hint="give both")
-    loaded = load_project(project)
+    folder = output or file.parent / "colibri-check"
+    _checked_folder(folder, file)
+    remove_reports(folder)
+    loaded = load_project(file)
     if record and loaded.project.ratchet is None:
         raise ProjectError("is for projects with a table [ratchet]", field="--record")
-    folder = output or loaded.file.parent / "colibri-check"
     with progress("checking") as begin:
         done = begin(0)
 
@@ -88,6 +92,17 @@ def check(
         for part in tables(result):
             console().print(part, "", soft_wrap=not hasattr(part, "columns"))
     raise typer.Exit(result.exit_code)
+
+
+def _checked_folder(folder: Path, project: Path) -> None:
+    """Refuses the project's own folder: reports and firmware would replace files of the user."""
+    if folder.resolve() == project.parent.resolve():
+        raise ProjectError(
+            "is the folder of the project file, whose files are not to be replaced",
+            file=folder,
+            field="--output",
+            hint="name a folder for the output alone, as in -o out",
+        )
 
 
 def _print_schema(as_json: bool) -> None:

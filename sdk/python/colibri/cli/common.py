@@ -176,11 +176,12 @@ def files_table(files: Iterable[tuple[Path, int]]) -> Table:
 
 
 def check_html(file: Path | None) -> None:
-    """Before long work: whether what --html needs is there."""
+    """Before long work: whether what --html needs is there, and its file is no other's."""
     if file is not None:
-        from colibri.report.html import require_html
+        from colibri.report.html import require_html, require_new
 
         require_html()
+        require_new(file)
 
 
 def write_html(file: Path, page: Page) -> None:

@@ -295,6 +295,26 @@ class Grouping:
         return OTHER
 
 
+def untold_owners(elf: Elf, pattern: str) -> str:
+    """Why an input does not tell whether it has owners of a pattern; empty when it does."""
+    what, link_map = _prefix(pattern)[0], elf.link_map
+    if what == "symbol" and elf.detail in ("areas", "segments", "sections"):
+        return "it has no symbol table"
+    if what in ("", "object", "library") and elf.kind != "relocatable":
+        if link_map is None:
+            return "objects and libraries are not known without a map"
+        if link_map.lto:
+            return "objects and libraries are not known after link-time optimisation"
+    return ""
+
+
+def _prefix(pattern: str) -> tuple[str, str]:
+    """What a pattern is held against (empty: owners of any kind), and the pattern itself."""
+    what, colon, rest = pattern.partition(":")
+    told = colon and not rest.startswith(":") and re.fullmatch(r"[a-z]{2,}", what)  # not std::
+    return (what, rest) if told else ("", pattern)
+
+
 def _listed(name: str, patterns: Sequence[str]) -> Sequence[str]:
     if isinstance(patterns, str) or not patterns:
         raise SizeError(
@@ -307,10 +327,8 @@ def _listed(name: str, patterns: Sequence[str]) -> Sequence[str]:
 
 def pattern_rule(field: str, pattern: str) -> tuple[str, re.Pattern[str]]:
     """What a pattern is held against ("" without a prefix), and what matches it."""
-    what, colon, rest = pattern.partition(":")
-    if not colon or rest.startswith(":") or not re.fullmatch(r"[a-z]{2,}", what):
-        return "", re.compile(translate(pattern))
-    if what not in _FIELDS:
+    what, rest = _prefix(pattern)
+    if what and what not in _FIELDS:
         raise SizeError(
             f"{what!r} is nothing that a pattern can be held against",
             field=field,

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from colibri.fit.attribution import Attribution
+from colibri.fit.attribution import Attribution, untold_owners
+from colibri.fit.elf import Elf
 from colibri.fit.findings import Finding
 from colibri.fit.memory_map import MemoryMap, Usage
 
@@ -34,6 +35,8 @@ class Figure:
         What there is of it.
     interval : (float, float), optional
         Of a prediction. Its likely value decides; an end beyond the limit is a warning.
+    untold : str
+        Why a mark that is set cannot be held; empty: it can.
     """
 
     name: str
@@ -47,21 +50,22 @@ class Figure:
     capacity: int | None = None
     at_least: bool = False
     interval: tuple[float, float] | None = None
+    untold: str = ""
 
     @property
     def status(self) -> str:
         """ok, warning, over, or unknown where a budget holds a number that is not known."""
-        if self.value is None:
-            return "unknown" if self.held else "ok"
         if self._misses(self.limit, self.value):
             return "over"
+        if self.value is None or self.untold:
+            return "unknown" if self.held else "ok"
         missed = self._misses(self.warn, self.value) or self._misses(self.limit, self._worst)
         return "warning" if missed else "ok"
 
     @property
     def held(self) -> bool:
         """Whether a mark is set."""
-        return self.warn is not None or self.limit is not None
+        return self.warn is not None or self.limit is not None or bool(self.untold)
 
     @property
     def _worst(self) -> float | None:
@@ -81,7 +85,8 @@ class Figure:
         if status == "ok":
             return None
         if status == "unknown":
-            what = f"{self.what} is not known, so {self.budget} cannot be held to it"
+            why = f": {self.untold}" if self.untold else " is not known"
+            what = f"{self.what}{why}, so {self.budget} cannot be held to it"
             return Finding("error", "budget-unknown", what, self.name)
         assert self.value is not None
         level, code = ("error", "budget") if status == "over" else ("warning", "budget-warn")
@@ -110,11 +115,15 @@ def _whole(number: float) -> int | None:
 
 
 def figures_of(
-    placed: MemoryMap, owners: Attribution, budgets: Any = None, groups: Iterable[str] = ()
+    placed: MemoryMap,
+    owners: Attribution,
+    budgets: Any = None,
+    groups: Mapping[str, Sequence[str]] | None = None,
 ) -> list[Figure]:
     """Every figure of a placed ELF, with the marks that a board's budgets set.
 
-    Groups that own nothing have 0 bytes; those that only a budget names are not known.
+    Groups that own nothing have 0 bytes; those that only a budget names are not known, nor are
+    those whose patterns name what this input does not tell.
     """
     figures = [
         figure
@@ -122,16 +131,21 @@ def figures_of(
         if usage.region.capacity is not None
         for figure in _of_region(usage, budgets)
     ]
-    shares = dict.fromkeys(groups, 0)
+    groups = groups or {}
+    shares: dict[str, int | None] = dict.fromkeys(groups, 0)
     shares |= {share.name: share.total for share in owners.groups if share.name in shares}
     named = budgets.groups if budgets is not None else {}
     for name in dict.fromkeys([*shares, *named]):
         marks = _marks(named.get(name))
+        size = shares.get(name)
+        untold = "" if size or marks == (None, None) else untold_group(placed.elf, groups, name)
         figures.append(
-            Figure(f"group.{name}", f"group {name}", shares.get(name), f"budgets.groups.{name}",
-                   warn=marks[0], limit=marks[1])
+            Figure(f"group.{name}", f"group {name}", None if untold else size,
+                   f"budgets.groups.{name}", warn=marks[0], limit=marks[1], untold=untold)
         )  # fmt: skip
-    code = placed.totals["text"] + placed.totals["rodata"]
+    code: int | None = placed.totals["text"] + placed.totals["rodata"]
+    if placed.elf.detail == "segments":
+        code = None
     for name, what, value in (
         ("image", "the model image", placed.image_bytes),
         ("stack", "the reserved stack", placed.stack_bytes),
@@ -154,6 +168,11 @@ def _of_region(usage: Usage, budgets: Any) -> Iterator[Figure]:
         warn, limit = budget.marks(capacity) if budget is not None else (None, None)
         yield Figure(figure, what, value, f"budgets.{table}.{name}",
                      warn=warn, limit=limit, capacity=capacity)  # fmt: skip
+
+
+def untold_group(elf: Elf, groups: Mapping[str, Sequence[str]], name: str) -> str:
+    """Why a group that owns nothing may own something; empty when it is known to own nothing."""
+    return next((why for p in groups.get(name, ()) if (why := untold_owners(elf, p))), "")
 
 
 def _marks(budget: Any) -> tuple[float | None, float | None]:

@@ -13,6 +13,10 @@ OF_A_KIND = 20
 MOST_NAMES = 100
 #: The code of an error that says that a rule could not be held against the input.
 UNTOLD = "symbols-unknown"
+#: The code of an error that says that there is nothing to judge.
+EMPTY = "empty"
+#: The code of what says that the worst-case stack is not known; an error where a mark holds it.
+STACK_UNKNOWN = "stack-unknown"
 _ORDER = {"error": 0, "warning": 1, "note": 2}
 
 
@@ -39,7 +43,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """``level`` is error (does not fit), warning or note; ``code`` is stable, for scripts."""
+    """``level`` is error (does not fit), warning or note; ``code`` is stable, for scripts.
+
+    ``symbol`` is what a rule about symbols is about: a name, or the pattern of the rule.
+    """
 
     level: str
     code: str
@@ -48,6 +55,7 @@ class Finding:
     value: int | None = None
     limit: int | None = None
     chain: Chain | None = None
+    symbol: str = ""
 
 
 def cannot_tell(what: str, where: str) -> Finding:

@@ -202,6 +202,7 @@ class _Check:
             symbol.size,
             0,
             chain,
+            symbol.name,
         )
 
     def chain(self, symbol: Symbol, code: str) -> Chain | None:
@@ -224,6 +225,7 @@ class _Check:
                 f"{shown(symbol.name)} is needed and not among what may be{chain_text(chain)}",
                 "undefined",
                 chain=chain,
+                symbol=symbol.name,
             )
 
     # -- what must be there ---------------------------------------------------------------------
@@ -297,6 +299,7 @@ class _Check:
             "required",
             f"{shown(pattern)} is required and not there (dropped, inlined or renamed?){hint}",
             elf.path.name,
+            symbol=pattern,
         )
 
     def misplaced(self, symbol: Symbol, region: str) -> Iterator[Finding]:
@@ -309,6 +312,7 @@ class _Check:
                 f"wants {region}",
                 region,
                 symbol.address,
+                symbol=symbol.name,
             )
 
     def regions_of(self, symbol: Symbol) -> list[str]:

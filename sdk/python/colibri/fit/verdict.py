@@ -24,7 +24,7 @@ from colibri.fit.budgets import (
 )
 from colibri.fit.debug_info import read_sources
 from colibri.fit.elf import Elf
-from colibri.fit.findings import UNTOLD, Finding, summed_up
+from colibri.fit.findings import EMPTY, STACK_UNKNOWN, UNTOLD, Finding, summed_up
 from colibri.fit.inputs import read_input
 from colibri.fit.link_map import orphans, read_map, with_map
 from colibri.fit.linker_regions import check_linker_regions
@@ -39,7 +39,7 @@ from colibri.fit.symbols import OwnSymbol, attribute
 from colibri.fit.why import Why, explain
 
 _MACHINES = {"cortex-m": "ARM", "aarch64": "AARCH64", "riscv": "RISCV"}
-_UNTOLD = frozenset({"stack-unknown", "budget-unknown", UNTOLD})
+_UNTOLD = frozenset({STACK_UNKNOWN, "budget-unknown", UNTOLD, EMPTY})
 _EXITS = {"fits": EXIT_OK, "over": EXIT_DOES_NOT_FIT, "unknown": EXIT_BAD_INPUT}
 
 
@@ -152,9 +152,12 @@ def judge(
     if board is not None:
         regions = [usage.region for usage in placed.usages]
         findings += board_remarks(elf, board)
+        if elf.kind != "relocatable" and not placed.places:
+            what = "nothing in it takes memory: a damaged file, or the link dropped everything"
+            findings.append(Finding("error", EMPTY, what, elf.path.name))
         findings += beyond_class(regions)
         findings += check_linker_regions(elf.memory, regions, board.id)
-    figures = figures_of(placed, owners, board.budgets if board is not None else None, groups or ())
+    figures = figures_of(placed, owners, board.budgets if board is not None else None, groups)
     findings += [*overflow_findings(placed), *budget_findings(figures)]
     findings += empty_groups(owners, groups or {})
     report = analyse(elf, stack) if stack is not None else None

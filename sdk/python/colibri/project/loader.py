@@ -58,6 +58,12 @@ class LoadedProject:
         return self.file.parent / path
 
 
+def project_path(given: str | Path) -> Path:
+    """The project file itself, of its path or its folder's."""
+    file = Path(given)
+    return file / PROJECT_FILE if file.is_dir() else file
+
+
 def load_project(file: str | Path = PROJECT_FILE) -> LoadedProject:
     """Read a project file.
 
@@ -71,9 +77,7 @@ def load_project(file: str | Path = PROJECT_FILE) -> LoadedProject:
     ProjectError
         With every problem: the place in the file, what is wrong, and what would work.
     """
-    file = Path(file)
-    if file.is_dir():
-        file = file / PROJECT_FILE
+    file = project_path(file)
     raw, reason = read_toml(file, "project files")
     if raw is None:
         hint = "colibri check --init writes one" if not file.exists() else None

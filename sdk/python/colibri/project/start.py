@@ -7,7 +7,6 @@ from pathlib import Path
 
 from colibri._data import data_path
 from colibri.errors import ProjectError
-from colibri.project.loader import PROJECT_FILE
 from colibri.text_files import write_text
 
 _TEXT = """\
@@ -27,6 +26,9 @@ kv = "f16"
 [run]
 prompt = "hummingbird (noun):"
 max_new_tokens = 24
+temperature = 0.7
+top_p = 0.9
+seed = 5
 
 [groups]                        # who owns the bytes: shell patterns (docs/check.md)
 runtime = ["*libcolibri.a"]
@@ -45,17 +47,14 @@ regions.FLASH = "50 %"
 """
 
 
-def write_start(file: Path) -> Path:
-    """Write it where nothing is yet; into a folder under its usual name. Returns its path.
+def write_start(file: Path) -> None:
+    """Write it where nothing is yet.
 
     Raises
     ------
     ProjectError
         The file is there already, or cannot be written.
     """
-    if file.is_dir():
-        file = file / PROJECT_FILE
     if file.exists():
         raise ProjectError("is there already", file=file, hint="give the name of a new file")
     write_text(file, _TEXT.format(checkpoint=data_path("models", "demo-moe")), ProjectError)
-    return file

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
@@ -25,7 +26,8 @@ from colibri.report.treemap import Node, figure, shortened
 from colibri.text_files import write_text
 from colibri.units import format_bytes
 
-__all__ = ["Page", "Section", "Table", "VerdictRow", "render", "require_html", "write_page"]
+__all__ = ["Page", "Section", "Table", "VerdictRow", "render", "require_html", "require_new",
+           "write_page"]  # fmt: skip
 
 #: Bounds of a page: rows of a table, pieces listed of a bar, characters of a cell, treemaps.
 MOST_ROWS, MOST_PIECES, MOST_TEXT, MOST_TREES = 1000, 100, 400, 12
@@ -55,15 +57,34 @@ def require_html() -> None:
         )
 
 
+def require_new(file: Path) -> None:
+    """Raises when `file` is there and no HTML page: an input, an image, a device.
+
+    A page of an earlier run is replaced, and so is an empty file.
+    """
+    try:
+        if not os.path.lexists(file):
+            return
+        if file.is_file():
+            with file.open("rb") as there:
+                head = there.read(64).lstrip().lower()
+            if not head or head.startswith((b"<!doctype html", b"<html")):
+                return
+    except OSError as error:
+        raise ColibriError(f"cannot be written: {error.strerror}", file=file) from error
+    raise ColibriError("is there already and no HTML page", file=file, hint="name a new file")
+
+
 def write_page(file: Path, page: Page) -> None:
     """Writes `page` to `file`, whole or not at all.
 
     Raises
     ------
     ColibriError
-        A package is missing, or the file cannot be written.
+        A package is missing, the file is there and no page, or it cannot be written.
     """
     require_html()
+    require_new(file)
     write_text(file, render(page))
 
 

@@ -9,8 +9,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -70,6 +70,8 @@ class StackReport:
         The two parts of ``bytes``.
     complete : bool
         Nothing is unknown below any entry that counts; else ``bytes`` is a lower bound.
+    absent : mapping of str to EntryRule
+        Entries that the user's tables declare and no function has.
     """
 
     method: str
@@ -79,6 +81,7 @@ class StackReport:
     notes: tuple[str, ...]
     warn: int | None = None
     limit: int | None = None
+    absent: Mapping[str, EntryRule] = field(default_factory=dict)
 
     @property
     def counted(self) -> list[Entry]:
@@ -118,6 +121,13 @@ def analyse(elf: Elf, options: StackOptions) -> StackReport:
     return _from_code(elf, usage, declared, options)
 
 
+def _absent(graph: CodeGraph | CiGraph, declared: Declared) -> dict[str, EntryRule]:
+    """What ships declares the entries of libraries, of which a firmware takes what it needs."""
+    tables = [table for table in declared.tables if not table.when]
+    rules = {pattern: rule for table in tables for pattern, rule in table.entries.items()}
+    return {pattern: rule for pattern, rule in rules.items() if not graph.find(pattern)}
+
+
 # -- from code ------------------------------------------------------------------------------------
 
 
@@ -140,7 +150,7 @@ def _from_code(
         entries.append(_entry(bounds.bound(number), what, rule, asked))
     frame = _interrupt_frame(elf, declared)
     notes = _notes(program, graph)
-    return _report("code", entries, frame, notes, declared)
+    return _report("code", entries, frame, notes, declared, _absent(graph, declared))
 
 
 def _starts(
@@ -226,11 +236,16 @@ def _from_ci(usage: UsageFiles, declared: Declared, options: StackOptions) -> St
     ]
     frame = int(declared.setting("interrupt_frame") or 0)
     notes = ["calls and frames are those of gcc's .ci files: assembly is not in them"]
-    return _report("ci", entries, frame, notes, declared)
+    return _report("ci", entries, frame, notes, declared, _absent(graph, declared))
 
 
 def _report(
-    method: str, entries: Sequence[Entry], frame: int, notes: Iterable[str], declared: Declared
+    method: str,
+    entries: Sequence[Entry],
+    frame: int,
+    notes: Iterable[str],
+    declared: Declared,
+    absent: Mapping[str, EntryRule],
 ) -> StackReport:
     ordered = sorted(entries, key=lambda entry: (entry.role != "thread", -entry.bound.bytes))
     deepest: dict[int, Entry] = {}
@@ -249,4 +264,5 @@ def _report(
         tuple(notes),
         declared.setting("warn"),
         declared.setting("limit"),
+        absent,
     )

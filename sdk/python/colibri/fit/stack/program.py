@@ -103,7 +103,10 @@ class Program:
     def read(self, address: int, size: int) -> bytes:
         """Bytes at an address, fewer where the file has no more."""
         span = self._span(address)
-        return b"" if span is None else span.data[address - span.address :][:size]
+        if span is None:
+            return b""
+        start = address - span.address
+        return span.data[start : start + size]
 
     def number(self, address: int, size: int) -> int | None:
         """A number in the byte order of data, or None where there are no bytes."""

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from colibri.cli.common import printable, table
 from colibri.fit.budgets import Figure
-from colibri.fit.findings import Finding
+from colibri.fit.findings import STACK_UNKNOWN, Finding, cannot_tell
 from colibri.fit.stack.analysis import Entry, StackReport
 from colibri.fit.stack.graph import Bound
 
@@ -41,6 +41,7 @@ def stack_findings(report: StackReport, reserved: int, budget: Any = None) -> It
         )
         yield Finding("error", "stack", what, "stack", report.bytes, reserved)
     yield from _entry_limits(report)
+    yield from _absent(report)
     if not report.complete:
         asked = figure.limit is not None or any(e.limit for e in report.counted)
         yield _incomplete(report, asked)
@@ -59,9 +60,12 @@ def stack_figure(report: StackReport, reserved: int, budget: Any = None) -> Figu
     warn, limit = budget.marks(reserved or None) if budget is not None else (None, None)
     warn, limit = _lower(warn, report.warn), _lower(limit, report.limit)
     known = report.complete or (limit is not None and report.bytes > limit)
+    untold = ""
+    if not reserved and budget is not None and budget.relative:
+        untold = "no __stack_bottom and __stack_top tell the reserved stack"
     return Figure(
         "stack_depth", "worst-case stack", report.bytes if known else None, "budgets.stack_depth",
-        warn=warn, limit=limit, capacity=reserved or None,
+        warn=warn, limit=limit, capacity=reserved or None, untold=untold,
     )  # fmt: skip
 
 
@@ -90,6 +94,16 @@ def _entry_limits(report: StackReport) -> Iterator[Finding]:
             yield Finding("error", "stack", what, entry.name, entry.bound.bytes, entry.limit)
 
 
+def _absent(report: StackReport) -> Iterator[Finding]:
+    """Declared entries that no function has: misspelt, or inlined."""
+    for pattern, rule in report.absent.items():
+        what = f"no function is called {pattern!r} (misspelt, dropped or inlined?)"
+        if rule.limit is not None:
+            yield cannot_tell(f"{what}, so its limit cannot be held", f"stack.entries.{pattern}")
+        else:
+            yield Finding("warning", "stack-entry", what, pattern)
+
+
 def _incomplete(report: StackReport, asked: bool) -> Finding:
     """An error where a budget asks for the bound: then it cannot be told whether it is kept."""
     unknown = dict.fromkeys(u for entry in report.counted for u in entry.bound.unknown)
@@ -97,7 +111,7 @@ def _incomplete(report: StackReport, asked: bool) -> Finding:
     more = f", and {len(unknown) - 1} more" if len(unknown) > 1 else ""
     what = f"the worst-case stack is not known: {first.function}: {first.what}{more}"
     level = "error" if asked else "warning"
-    return Finding(level, "stack-unknown", what, first.function, len(unknown))
+    return Finding(level, STACK_UNKNOWN, what, first.function, len(unknown))
 
 
 # -- JSON -----------------------------------------------------------------------------------------
