@@ -110,7 +110,7 @@ def _nested_packs(levels: int) -> str:
         _doubling(60),
         _nested_packs(8),
         _nested_functions(40),
-        "_Z3SZ_" + _doubling(60).removeprefix("_Z1f"),  # an identifier that looks like S36_
+        "_Z4SZZ_" + _doubling(60).removeprefix("_Z1f"),  # an identifier that looks like a part
         "_RNvC1a" + "INtB2_1bB2_B2_E" * 40,
     ],
     ids=["references", "packs", "arguments", "identifiers", "rust"],
