@@ -110,9 +110,10 @@ def _nested_packs(levels: int) -> str:
         _doubling(60),
         _nested_packs(8),
         _nested_functions(40),
+        "_Z4SZZ_" + _doubling(60).removeprefix("_Z1f"),  # an identifier that looks like a part
         "_RNvC1a" + "INtB2_1bB2_B2_E" * 40,
     ],
-    ids=["references", "packs", "arguments", "rust"],
+    ids=["references", "packs", "arguments", "identifiers", "rust"],
 )
 def test_names_that_explode_are_left_alone(name: str) -> None:
     assert len(name) < 1024

@@ -109,12 +109,13 @@ def attribute(placed: MemoryMap) -> SymbolTable:
 
 def _stacks(placed: MemoryMap) -> Iterator[tuple[int, int, int]]:
     """Section, address and size of reserved stacks: by linker symbols, or sections of that name."""
-    for section in placed.elf.sections:
-        if placed.elf.kind == "relocatable" or not section.takes_memory:
+    reserved = [place for place in placed.places if place.kind == "stack"]
+    for section in placed.elf.sections if placed.elf.kind != "relocatable" else ():
+        if not section.takes_memory:
             continue
         if section.name == STACK_SECTION and not section.in_file:
             yield section.index, section.address, section.size
-        for place in (p for p in placed.places if p.kind == "stack"):
+        for place in reserved:
             start = max(section.address, place.address)
             end = min(section.address + section.size, place.address + place.size)
             if start < end:
