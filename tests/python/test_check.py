@@ -544,6 +544,19 @@ def test_firmware_of_another_cpu(run: Check, firmware: Callable[..., str]) -> No
     assert "the board runs AARCH64" in done.out
 
 
+def test_firmware_of_another_cpu_at_the_board_s_addresses(
+    run: Check, firmware: Callable[..., str], tmp_path: Path
+) -> None:
+    """All of it fits, and none of it would run."""
+    text = firmware()
+    elf = tmp_path / "fw ü.elf"
+    data = bytearray(elf.read_bytes())
+    data[18:20] = (243).to_bytes(2, "little")  # e_machine: RISC-V
+    elf.write_bytes(data)
+    done = run(text)
+    assert (done.code, done.row("machine.fw ü.elf")["status"]) == (2, "unknown")
+
+
 def test_same_tokens() -> None:
     def report(tokens: list[int], crc: str) -> SimpleNamespace:
         return SimpleNamespace(tokens=tokens, logits_crc32=crc)

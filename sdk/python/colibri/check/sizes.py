@@ -55,6 +55,8 @@ def size(sheet: Sheet, loaded: LoadedProject, target: Target, result: BoardResul
         if not told and finding.level != "note":
             broken = "unknown" if finding.code in _UNKNOWN else "over"
             status = broken if finding.level == "error" else "warning"
+            if finding.code == "machine":  # firmware of another board: no figure means anything
+                status = "unknown"
             where = short(finding.symbol) or finding.where
             name = f"{finding.code}.{where}" if where else finding.code
             sheet.say("size", name, finding.code, status, finding.what)
