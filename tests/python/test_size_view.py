@@ -117,10 +117,10 @@ def share(name: str, flash: int, ram: int = 0) -> Share:
 
 
 TREE = [
-    share("/work/fw/src/drivers/uart", 100, 8),
-    share("/work/fw/src/drivers", 40),
-    share("/work/fw/src/app", 90),
-    share("/work/fw/lib/dsp/fast", 500),
+    share("/src/fw/src/drivers/uart", 100, 8),
+    share("/src/fw/src/drivers", 40),
+    share("/src/fw/src/app", 90),
+    share("/src/fw/lib/dsp/fast", 500),
     share(NO_SOURCE, 7),
 ]
 
@@ -128,12 +128,12 @@ TREE = [
 @pytest.mark.parametrize(
     ("depth", "expected"),
     [
-        (0, [("/work/fw", 0, 738), (NO_SOURCE, 0, 7)]),
-        (1, [("/work/fw", 0, 738), ("/work/fw/lib", 1, 500), ("/work/fw/src", 1, 238),
+        (0, [("/src/fw", 0, 738), (NO_SOURCE, 0, 7)]),
+        (1, [("/src/fw", 0, 738), ("/src/fw/lib", 1, 500), ("/src/fw/src", 1, 238),
              (NO_SOURCE, 0, 7)]),
-        (2, [("/work/fw", 0, 738), ("/work/fw/lib", 1, 500), ("/work/fw/lib/dsp", 2, 500),
-             ("/work/fw/src", 1, 238), ("/work/fw/src/drivers", 2, 148),
-             ("/work/fw/src/app", 2, 90), (NO_SOURCE, 0, 7)]),
+        (2, [("/src/fw", 0, 738), ("/src/fw/lib", 1, 500), ("/src/fw/lib/dsp", 2, 500),
+             ("/src/fw/src", 1, 238), ("/src/fw/src/drivers", 2, 148),
+             ("/src/fw/src/app", 2, 90), (NO_SOURCE, 0, 7)]),
     ],
 )  # fmt: skip
 def test_folders(depth: int, expected: list[tuple[str, int, int]]) -> None:
