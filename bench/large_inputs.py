@@ -18,7 +18,7 @@ from elf_writer import AX, FUNC, LOCAL, OBJECT, WA, X86_64, ElfWriter  # noqa: E
 
 Make = Callable[[Path], Path]
 FLASH, RAM, FUNCTIONS = 0x0800_0000, 0x2000_0000, 300
-ZIG = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-musl")
+ZIG = (sys.executable, "-m", "ziglang", "cc", "-target", "x86_64-linux-musl", "-fno-sanitize=all")
 
 
 def large_source(functions: int = FUNCTIONS) -> str:

@@ -20,6 +20,7 @@ from colibri.fit.stack.declared import declared_for
 from colibri.fit.stack.program import Program
 from colibri.fit.stack.walk import walk
 from colibri_emulator.build_firmware import Firmware, build_firmware
+from colibri_emulator.faults import NO_FAULTS
 from colibri_emulator.machine import pick_machine
 from colibri_emulator.mailbox import STACK_PAINT, Mailbox, Request
 from colibri_emulator.toolchain import COMMON
@@ -177,6 +178,10 @@ def test_frames_of_the_whole_runtime_are_those_of_gcc(
     program = Program(read_elf(elf))
     decoder = decoder_for(program)
     for function in program.functions():
+        if function.name.startswith(
+            "__riscv_save_"
+        ):  # return by t0: read as part of who calls them
+            continue
         if any(call.target is None for call in walk(program, decoder, function).calls):
             assert declared.callees(function.names) is not None, function.name
 
@@ -253,7 +258,7 @@ class Painted:
         board = load_board(made.board)
         cpu = _CPUS[board.firmware.unicorn_cpu or ""]
         self.sp, self.link = registers[cpu.arch]
-        self.session = _Session(board, cpu, made)
+        self.session = _Session(board, cpu, made, NO_FAULTS)
         self.uc: Any = self.session._uc
         self.hook = unicorn.UC_HOOK_CODE
         self.bottom = self.session.program.address("__stack_bottom")
