@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import product
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from colibri.boards import load_board
 from colibri.fit import Verdict, judge
 from colibri_emulator.build_firmware import build_firmware
 from colibri_emulator.toolchain import TARGETS
+from large_inputs import FUNCTIONS, debug_information
 from needs import need
 from size_support import usage, used
 from test_firmware import BARE, Packed
@@ -160,50 +160,19 @@ print(json.dumps([seconds, peak, len(verdict.symbols), folders, totals]))
 """
 
 
-def large_source() -> str:
-    """300 structures, 300 inline functions, 300 functions that call them."""
-    lines = []
-    for i in range(300):
-        lines.append(
-            f"struct s{i} {{ int a{i}; struct s{max(0, i - 1)} *p; union {{ float f; "
-            f"int x[{i + 1}]; }} u; enum {{ E{i}A, E{i}B }} e; }};"
-        )
-        lines.append(
-            f"static inline int in{i}(struct s{i} *v, int k) {{ int r = 0; for (int i = 0; i < k; "
-            f"i++) {{ r += v->u.x[i % {i + 1}] * k; if (r > {i}) r ^= i; }} return r; }}"
-        )
-        lines.append(
-            f"int fn{i}(struct s{i} *v, int a, int b) {{ int t = in{i}(v, a); "
-            f"return t + in{max(0, i - 1)}(v->p, b) * {i}; }}"
-        )
-    return "\n".join(lines)
-
-
 @pytest.mark.long
 def test_200_mb_with_debug_information(tmp_path: Path) -> None:
     """180,000 functions in 600 units: below 1 GB of memory; the totals are GNU size's."""
     need("gcc", "objcopy", "ld", "size")
-    (tmp_path / "one.c").write_text(large_source())
-    run: Callable[..., object] = lambda *words: subprocess.run(  # noqa: E731
-        words, cwd=tmp_path, check=True, capture_output=True
-    )
-    run("gcc", "-g3", "-O2", "-ffunction-sections", "-c", "one.c")
-    objects = []
-    for i in range(COPIES):
-        run("objcopy", f"--prefix-symbols=m{i}_", "one.o", f"c{i}.o")
-        objects.append(f"c{i}.o")
-    (tmp_path / "objects").write_text("\n".join(objects))
-    run("ld", "-Ttext=0x8000000", "-e", "m1_fn0", "-o", "big.elf", "@objects")
-    for name in objects:
-        (tmp_path / name).unlink()
-    elf = tmp_path / "big.elf"
+    folder = tmp_path / "made"
+    elf = debug_information(5, ("gcc",), COPIES)(folder)
     assert elf.stat().st_size > 190_000_000
     done = subprocess.run(
         [sys.executable, "-c", MEASURE, elf], check=True, capture_output=True, text=True
     )
     seconds, peak, symbols, folders, totals = json.loads(done.stdout)
     print(f"{elf.stat().st_size:,} B: {seconds:.1f} s of CPU, {peak:,} B of memory")
-    assert symbols == 300 * COPIES
+    assert symbols == FUNCTIONS * COPIES + 1  # and the one that calls them all
     assert peak < 1 << 30
-    assert folders[str(tmp_path)] > 0
+    assert folders[str(folder)] > 0
     assert totals["text"] + totals["rodata"] == gnu_size("size", elf)[0]

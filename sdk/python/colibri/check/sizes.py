@@ -25,7 +25,6 @@ _TOLD = frozenset({"budget", "budget-warn", "budget-unknown"})
 
 #: Errors that say that something cannot be told.
 _UNKNOWN = frozenset({EMPTY, STACK_UNKNOWN, UNTOLD})
-
 _TOLD_OF_STACK = frozenset({"stack", "stack-warn"})
 
 
